@@ -1,0 +1,108 @@
+-- Claiming: how deliveries leave the queue for the wire.
+--
+-- The worker turns in three steps, each a short transaction or a part of one. It reads the agenda, page by
+-- page: which endpoints have something waiting, and when the first of it is due. It claims of each due
+-- endpoint as much as that endpoint has room for; PENDING becomes SENDING, the attempt is counted, and the
+-- row carries the worker's instance and a new claim_seq. It asks for the route of each endpoint, and after
+-- the commit the requests go out. Nothing here waits for a row: what somebody has locked is passed over and
+-- tried again a little later.
+--
+-- The settings on each function keep the plan fixed. The queue is empty when the plan is made and may have
+-- a million rows when it is used; a sequential scan or a sort chosen once would stay.
+
+-- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
+-- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight.
+CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
+    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    our_origin text := webhook.origin();
+BEGIN
+    -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
+    RETURN QUERY
+    WITH RECURSIVE page AS (
+        SELECT (SELECT min(q.endpoint_id) FROM webhook.delivery_queue q WHERE q.endpoint_id > after_endpoint) AS id, 1 AS place
+        UNION ALL
+        SELECT (SELECT min(q.endpoint_id) FROM webhook.delivery_queue q WHERE q.endpoint_id > page.id), page.place + 1
+        FROM page WHERE page.id IS NOT NULL AND page.place < page_size
+    )
+    SELECT page.id, ceil(extract(epoch FROM waiting.next_attempt_at - now()) * 1000)::bigint, e.max_in_flight
+    FROM page
+    LEFT JOIN webhook.endpoint e
+        ON e.id = page.id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+    LEFT JOIN LATERAL (
+        SELECT q.next_attempt_at FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = e.id AND q.status = 'PENDING'
+        ORDER BY q.next_attempt_at, q.event_id LIMIT 1
+    ) waiting ON true
+    WHERE page.id IS NOT NULL;
+END $$;
+
+-- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first.
+-- The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of them.
+CREATE FUNCTION webhook.claim(instance int, endpoint_ids int[], capacities int[])
+    RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
+                   payload text, occurred_at text)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET webhook.engine = on SET timezone = 'UTC' AS $$
+#variable_conflict use_column
+DECLARE
+    our_origin text := webhook.origin();
+BEGIN
+    RETURN QUERY
+    WITH wanted AS (
+        SELECT w.endpoint_id, w.capacity FROM unnest(endpoint_ids, capacities) AS w (endpoint_id, capacity)
+    ), picked AS MATERIALIZED (
+        SELECT due.event_id, due.endpoint_id
+        FROM wanted w
+        JOIN webhook.endpoint e
+            ON e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+        CROSS JOIN LATERAL (
+            SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+            WHERE q.endpoint_id = w.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
+            ORDER BY q.next_attempt_at, q.event_id
+            LIMIT w.capacity FOR UPDATE SKIP LOCKED
+        ) due
+    ), claimed AS (
+        UPDATE webhook.delivery_queue q
+        SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
+            claimed_at = now(), claimed_by = instance
+        FROM picked p
+        WHERE q.event_id = p.event_id AND q.endpoint_id = p.endpoint_id
+        RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
+    )
+    SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, v.payload::text,
+           to_char(v.created_at, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    FROM claimed c
+    JOIN webhook.event v ON v.id = c.event_id;
+END $$;
+
+-- How to reach these endpoints. One that was made without a secret gets it here.
+CREATE FUNCTION webhook.routes(endpoint_ids int[])
+    RETURNS TABLE (endpoint_id int, url text, header_names text[], header_values text[], secrets text[], connect_timeout_ms int, timeout_ms int,
+                   max_in_flight int)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO webhook.secret (endpoint_id, secret)
+    SELECT e.id, webhook.new_secret() FROM webhook.endpoint e
+    WHERE e.id = ANY (endpoint_ids)
+      AND NOT EXISTS (SELECT FROM webhook.secret s
+                      WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now()));
+
+    RETURN QUERY
+    SELECT e.id, e.url,
+           ARRAY(SELECT h.key FROM jsonb_each_text(e.headers) AS h ORDER BY h.key),
+           ARRAY(SELECT h.value FROM jsonb_each_text(e.headers) AS h ORDER BY h.key),
+           ARRAY(SELECT s.secret FROM webhook.secret s
+                 WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
+                 ORDER BY s.created_at DESC),
+           (extract(epoch FROM p.connect_timeout) * 1000)::int, (extract(epoch FROM p.timeout) * 1000)::int,
+           e.max_in_flight
+    FROM webhook.endpoint e, webhook.policy_of(e.policy) p
+    WHERE e.id = ANY (endpoint_ids);
+END $$;

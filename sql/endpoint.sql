@@ -1,0 +1,236 @@
+-- Endpoints: where events go, and who may be sent what.
+
+-- Which installation an endpoint belongs to. A restored dump, a template copy or a staging server with a
+-- name of its own has another origin, so its worker leaves the endpoints alone until webhook_adopt().
+CREATE FUNCTION webhook.origin() RETURNS text
+    LANGUAGE sql STABLE
+    RETURN (SELECT left(encode(sha256(convert_to(coalesce(current_setting('webhook.site', true), '') || '/' || d.oid, 'UTF8')), 'hex'), 32)
+            FROM pg_catalog.pg_database d WHERE d.datname = current_database());
+
+ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
+
+-- The keys under which an endpoint is found: one for each pattern, with its tenant in front.
+CREATE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (SELECT array_agg(coalesce(tenant, '') || ' ' || pattern) FROM unnest(event_types) AS pattern);
+
+CREATE INDEX endpoint_subscription ON webhook.endpoint
+    USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
+
+-- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the
+-- tenant and for endpoints without one. Our own events, webhook.*, are not everybody's business.
+CREATE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    keys text[] := ARRAY[' ' || event_type];
+    prefix text := event_type;
+BEGIN
+    WHILE strpos(prefix, '.') > 0 LOOP
+        prefix := left(prefix, -strpos(reverse(prefix), '.'));
+        keys := keys || (' ' || prefix || '.*');
+    END LOOP;
+    IF prefix <> 'webhook' THEN
+        keys := keys || ' *'::text;
+    END IF;
+    IF tenant IS NOT NULL THEN
+        keys := keys || ARRAY(SELECT tenant || key FROM unnest(keys) AS key);
+    END IF;
+    RETURN keys;
+END $$;
+
+-- Says what is wrong with an endpoint, with the remedy; every way to write one passes here.
+CREATE FUNCTION webhook.check_endpoint() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    problem text;
+    remedy text;
+    bad text;
+BEGIN
+    IF NEW.name !~ '^[^[:cntrl:]]{1,200}$' THEN
+        problem := 'the name must have 1 to 200 characters and no control characters';
+        remedy := 'Choose a short name such as ''billing''.';
+    ELSIF NEW.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
+        problem := 'the tenant must have 1 to 200 characters, no white space and no control characters';
+        remedy := 'Leave the tenant null for an endpoint that serves everyone.';
+    ELSIF NEW.url !~ '^[\x21-\x7e]+$' OR length(NEW.url) > 2048 THEN
+        problem := 'the URL must have at most 2048 characters, all of them printable ASCII';
+        remedy := 'Percent-encode other characters, and write an international host name in its xn-- form.';
+    ELSIF NEW.url !~* '^https?://' THEN
+        problem := 'the URL must begin with http:// or https://';
+        remedy := 'Give a whole URL such as https://example.com/hooks.';
+    ELSIF strpos(NEW.url, '#') > 0 THEN
+        problem := 'the URL must not have a fragment';
+        remedy := 'Remove the # and what follows it; it is never sent to a server.';
+    ELSIF NEW.url ~* '^https?://[^/?]*@' THEN
+        problem := 'the URL must not contain a user name or password';
+        remedy := 'Put credentials into a header: headers => ''{"Authorization": "Basic .."}''.';
+    ELSIF NEW.url !~* '^https?://(\[[0-9a-f:.]+\]|[a-z0-9._~%-]+)(:[0-9]{1,5})?([/?].*)?$' THEN
+        problem := 'the URL has no valid host and port';
+        remedy := 'Give a whole URL such as https://example.com/hooks.';
+    ELSIF cardinality(NEW.event_types) = 0 OR array_position(NEW.event_types, NULL) IS NOT NULL THEN
+        problem := 'there must be at least one event type, and none of them null';
+        remedy := 'Use ''{*}'' for all events.';
+    ELSIF jsonb_typeof(NEW.headers) <> 'object' THEN
+        problem := 'the headers must be a JSON object';
+        remedy := 'For example headers => ''{"Authorization": "Bearer .."}''.';
+    ELSIF jsonb_typeof(NEW.metadata) <> 'object' THEN
+        problem := 'the metadata must be a JSON object';
+        remedy := 'For example metadata => ''{"owner": "billing team"}''.';
+    ELSIF NEW.max_in_flight < 1 THEN
+        problem := 'max_in_flight must be positive';
+        remedy := 'Use webhook.endpoint.paused_at to stop an endpoint; leave max_in_flight null for the default.';
+    END IF;
+
+    IF problem IS NULL THEN
+        SELECT pattern INTO bad FROM unnest(NEW.event_types) AS pattern
+        WHERE pattern !~ '^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?)$' OR length(pattern) > 200 LIMIT 1;
+        IF FOUND THEN
+            problem := format('"%s" is not an event type pattern', bad);
+            remedy := 'Patterns are like order.created, order.* (a star as the last part) or * alone.';
+        END IF;
+    END IF;
+
+    IF problem IS NULL THEN
+        -- Values are credentials: only the name of a bad header is shown.
+        SELECT h.key INTO bad FROM jsonb_each(NEW.headers) AS h
+        WHERE h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$'
+           OR jsonb_typeof(h.value) <> 'string' OR h.value #>> '{}' !~ '^[\x20-\x7e]*$'
+           OR lower(h.key) IN ('host', 'content-length', 'content-type', 'transfer-encoding', 'connection', 'expect',
+                               'user-agent', 'x-webhook-signature', 'x-webhook-retry')
+           OR lower(h.key) LIKE 'webhook-%' LIMIT 1;
+        IF FOUND THEN
+            problem := format('header "%s" is reserved or not valid', bad);
+            remedy := 'Names are tokens, values are printable ASCII strings; the headers of HTTP itself and of the signature are set for you.';
+        END IF;
+    END IF;
+
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem, HINT = remedy;
+    END IF;
+
+    -- On INSERT this is webhook_add_endpoint's to say: a restore may bring endpoints before policies.
+    IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
+        PERFORM webhook.require_policy(NEW.policy);
+    END IF;
+    IF TG_OP = 'UPDATE' AND NEW.id <> OLD.id THEN
+        RAISE EXCEPTION 'the id of an endpoint cannot be changed' USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Deliveries refer to it; give the endpoint another name instead.';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE FUNCTION webhook.require_policy(policy_name text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM webhook.policy p WHERE p.name = policy_name) THEN
+        RAISE EXCEPTION 'policy "%" does not exist', policy_name USING ERRCODE = 'undefined_object',
+            HINT = 'SELECT name FROM webhook.policy lists them; INSERT INTO webhook.policy makes one.';
+    END IF;
+END $$;
+
+CREATE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON webhook.endpoint
+    FOR EACH ROW EXECUTE FUNCTION webhook.check_endpoint();
+
+CREATE FUNCTION webhook.wake_after_statement() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM webhook.wake();
+    RETURN NULL;
+END $$;
+
+-- Resumed, adopted or given another URL: the worker looks at once.
+CREATE TRIGGER wake AFTER UPDATE ON webhook.endpoint
+    FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_after_statement();
+
+CREATE FUNCTION webhook.require_endpoint(endpoint_name text) RETURNS int
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found_id int := (SELECT e.id FROM webhook.endpoint e WHERE e.name = endpoint_name);
+BEGIN
+    IF found_id IS NULL THEN
+        RAISE EXCEPTION 'endpoint "%" does not exist', endpoint_name USING ERRCODE = 'undefined_object',
+            HINT = 'SELECT name FROM webhook.endpoint lists them; webhook_add_endpoint() makes one.';
+    END IF;
+    RETURN found_id;
+END $$;
+
+-- @api public
+CREATE FUNCTION @extschema@.webhook_add_endpoint(
+    name text, url text, event_types text[] DEFAULT '{*}', policy text DEFAULT 'standard', tenant text DEFAULT NULL,
+    OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}', max_in_flight int DEFAULT NULL,
+    metadata jsonb DEFAULT '{}')
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM webhook.require_policy(webhook_add_endpoint.policy);
+    webhook_add_endpoint.secret := coalesce(webhook_add_endpoint.secret, webhook.new_secret());
+    PERFORM webhook.require_secret(webhook_add_endpoint.secret);
+
+    INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, max_in_flight, metadata)
+    VALUES (webhook_add_endpoint.name, webhook_add_endpoint.url, webhook_add_endpoint.event_types,
+            webhook_add_endpoint.policy, webhook_add_endpoint.tenant, webhook_add_endpoint.headers,
+            webhook_add_endpoint.max_in_flight, webhook_add_endpoint.metadata)
+    ON CONFLICT (name) DO NOTHING
+    RETURNING endpoint.id INTO webhook_add_endpoint.id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'endpoint "%" already exists', webhook_add_endpoint.name USING ERRCODE = 'duplicate_object',
+            HINT = 'Choose another name, or change the one there is: UPDATE webhook.endpoint SET url = ..';
+    END IF;
+    INSERT INTO webhook.secret (endpoint_id, secret)
+    VALUES (webhook_add_endpoint.id, webhook_add_endpoint.secret);
+END $$;
+
+-- The message never contains the secret.
+CREATE FUNCTION webhook.require_secret(secret text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF secret !~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
+       OR octet_length(decode(substr(secret, 7), 'base64')) NOT BETWEEN 24 AND 64 THEN
+        RAISE EXCEPTION 'signing secret is not valid' USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = 'A secret is whsec_ followed by 24 to 64 bytes in base64.',
+            HINT = 'Leave it out, and one is made for you.';
+    END IF;
+END $$;
+
+-- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table.
+-- @api public
+CREATE FUNCTION @extschema@.webhook_remove_endpoint(name text, pending text DEFAULT 'cancel') RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    removed_id int := webhook.require_endpoint(name);
+BEGIN
+    IF pending NOT IN ('cancel', 'fail') THEN
+        RAISE EXCEPTION 'pending cannot be "%"', pending USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Use ''cancel'' to drop what is still queued, ''fail'' to keep it in webhook.dead_letter.';
+    END IF;
+    DELETE FROM webhook.endpoint e WHERE e.id = removed_id;
+    DELETE FROM webhook.secret s WHERE s.endpoint_id = removed_id;
+    DELETE FROM webhook.breaker b WHERE b.endpoint_id = removed_id;
+    WITH gone AS (DELETE FROM webhook.delivery_queue q WHERE q.endpoint_id = removed_id RETURNING q.*)
+    INSERT INTO webhook.delivery
+        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
+         coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
+    SELECT event_id, endpoint_id, event_type, CASE pending WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, attempts,
+           max_attempts, next_attempt_at, expires_at, ordering_key,
+           coalesce_key, claim_seq, last_status_code, 'endpoint removed', duration_ms, created_at, now()
+    FROM gone;
+END $$;
+
+-- @api public
+CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN (SELECT s.secret FROM webhook.secret s
+            WHERE s.endpoint_id = webhook.require_endpoint(name) AND (s.expires_at IS NULL OR s.expires_at > now())
+            ORDER BY s.created_at DESC LIMIT 1);
+
+-- Takes over the endpoints of a restored or copied database, which are held until then; says how many.
+-- @api public
+CREATE FUNCTION @extschema@.webhook_adopt() RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    adopted bigint;
+BEGIN
+    UPDATE webhook.endpoint SET origin = webhook.origin() WHERE origin <> webhook.origin();
+    GET DIAGNOSTICS adopted = ROW_COUNT;
+    RETURN adopted;
+END $$;

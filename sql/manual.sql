@@ -1,0 +1,66 @@
+-- The manual path: people repair deliveries with UPDATE webhook.delivery, and these triggers make it right
+-- whoever writes it. The functions of the extension name the leaves, say so with webhook.engine, and keep
+-- the rules themselves.
+
+CREATE FUNCTION webhook.manual_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF (NEW.event_id, NEW.endpoint_id, NEW.event_type, NEW.claim_seq, NEW.created_at)
+       IS DISTINCT FROM (OLD.event_id, OLD.endpoint_id, OLD.event_type, OLD.claim_seq, OLD.created_at) THEN
+        RAISE EXCEPTION 'event_id, endpoint_id, event_type, claim_seq and created_at of a delivery cannot be changed'
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Emit a new event with webhook_emit() instead.';
+    END IF;
+
+    IF NEW.status = OLD.status THEN
+        RETURN NEW;
+    ELSIF NEW.status = 'PENDING' THEN
+        -- Sent again from the start, now, unless the writer says otherwise.
+        IF NEW.attempts = OLD.attempts THEN
+            NEW.attempts := 0;
+        END IF;
+        IF NEW.next_attempt_at = OLD.next_attempt_at THEN
+            NEW.next_attempt_at := now();
+        END IF;
+        NEW.last_error := NULL;
+        NEW.last_status_code := NULL;
+        NEW.duration_ms := NULL;
+        NEW.completed_at := NULL;
+    ELSIF NEW.status = 'CANCELLED' AND OLD.status <> 'SENT' THEN
+        NEW.last_error := 'cancelled';
+        NEW.completed_at := now();
+    ELSE
+        RAISE EXCEPTION 'a delivery that is % cannot be made %', OLD.status, NEW.status
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Set status to PENDING to send it again, or to CANCELLED to drop what was not sent.';
+    END IF;
+    NEW.claimed_at := NULL;
+    NEW.claimed_by := NULL;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER manual_update BEFORE UPDATE ON webhook.delivery
+    FOR EACH ROW WHEN (pg_catalog.current_setting('webhook.engine', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION webhook.manual_update();
+
+CREATE TRIGGER wake AFTER UPDATE ON webhook.delivery
+    FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_after_statement();
+
+CREATE FUNCTION webhook.refuse_update_of_leaf() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'cannot update partition "%.%" by name', TG_TABLE_SCHEMA, TG_TABLE_NAME
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              DETAIL = 'A row that changes its status moves to another partition, and the worker is woken; neither happens here.',
+              HINT = 'UPDATE webhook.delivery instead, with the same conditions.';
+END $$;
+
+CREATE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.delivery_queue
+    FOR EACH STATEMENT WHEN (pg_catalog.current_setting('webhook.engine', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION webhook.refuse_update_of_leaf();
+CREATE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.delivery_history
+    FOR EACH STATEMENT WHEN (pg_catalog.current_setting('webhook.engine', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION webhook.refuse_update_of_leaf();
+CREATE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.dead_letter
+    FOR EACH STATEMENT WHEN (pg_catalog.current_setting('webhook.engine', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION webhook.refuse_update_of_leaf();

@@ -1,0 +1,12 @@
+-- The last words of CREATE EXTENSION: start delivering when it commits, or say what is missing.
+
+DO $$
+BEGIN
+    IF NOT webhook.is_preloaded() THEN
+        RAISE WARNING 'webhook records events, but nothing delivers them yet'
+            USING DETAIL = 'The library is not in shared_preload_libraries.',
+                  HINT = 'Set shared_preload_libraries = ''webhook'' in postgresql.conf (keep what is there already) and restart the server.';
+    END IF;
+END $$;
+
+SELECT webhook.wake();

@@ -1,0 +1,266 @@
+//! The launcher: keeps one worker for each database that has the extension.
+//!
+//! It cannot see from outside which databases have it, so it starts a worker in each that it has not
+//! examined; one that finds no extension says so in its slot and ends. The slots in shared memory are the
+//! whole truth: a worker clears its own when it ends, however it ends, and a crash clears them all.
+
+use crate::pg_compat;
+use crate::shmem::{self, Slot, State};
+use crate::wake;
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder};
+use pgrx::prelude::*;
+use std::ffi::CStr;
+use std::time::Duration;
+
+/// Covers what sends no signal: a database that became connectable or ceased to be a template.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// A worker that has not attached by then never will.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const NO_ROOM_RETRY: Duration = Duration::from_secs(5);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+
+pub fn register() {
+    BackgroundWorkerBuilder::new("webhook launcher")
+        .set_library("webhook")
+        .set_function("webhook_launcher_main")
+        .enable_spi_access()
+        .set_restart_time(Some(Duration::from_secs(1)))
+        .load();
+}
+
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn webhook_launcher_main(_argument: pg_sys::Datum) {
+    pg_compat::attach_signal_handlers();
+    // No database: only the shared catalogs can be read, and nobody's DROP DATABASE is in the way.
+    BackgroundWorker::connect_worker_to_spi(None, None);
+    shmem::write(|registry| registry.launcher_proc = pg_compat::my_proc_number());
+    // SAFETY: the callback stays loaded and takes no argument.
+    unsafe { pg_sys::on_shmem_exit(Some(detach), pg_sys::Datum::from(0)) };
+
+    let mut no_room_reported = false;
+    loop {
+        let next_look = look(&mut no_room_reported);
+        wait(next_look);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn detach(_code: i32, _argument: pg_sys::Datum) {
+    shmem::write(|registry| registry.launcher_proc = shmem::NO_PROC);
+}
+
+fn wait(timeout: Duration) {
+    // SAFETY: the latch is this process's own.
+    unsafe {
+        pg_sys::WaitLatch(
+            pg_sys::MyLatch,
+            (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as i32,
+            timeout.as_millis() as std::ffi::c_long,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+    check_for_interrupts!();
+    reload_settings_if_asked();
+}
+
+/// Says whether there was something to reload.
+pub fn reload_settings_if_asked() -> bool {
+    // SAFETY: main thread, outside of any transaction.
+    unsafe {
+        let asked = pg_sys::ConfigReloadPending != 0;
+        if asked {
+            pg_sys::ConfigReloadPending = 0;
+            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        }
+        asked
+    }
+}
+
+/// Starts what is missing; says after what time to look again.
+fn look(no_room_reported: &mut bool) -> Duration {
+    let databases = connectable_databases();
+    let oids: Vec<pg_sys::Oid> = databases.iter().map(|database| database.oid).collect();
+    let ignored = shmem::write(|registry| {
+        registry.keep_only(&oids);
+        oids.iter()
+            .filter(|oid| registry.slot_or_new(**oid).is_none())
+            .count()
+    });
+    if ignored > 0 {
+        warning!(
+            "webhook watches at most {} databases; {ignored} get no worker",
+            shmem::MAX_DATABASES
+        );
+    }
+
+    let mut next_look = LOOK_EVERY;
+    for database in &databases {
+        match shmem::write(|registry| decide(registry, database.oid)) {
+            Decision::Nothing => {}
+            Decision::LookAgainIn(delay) => next_look = next_look.min(delay),
+            Decision::Start => {
+                if start_worker(database) {
+                    *no_room_reported = false;
+                } else {
+                    next_look = next_look.min(NO_ROOM_RETRY);
+                    report_no_room(database, no_room_reported);
+                }
+            }
+        }
+    }
+    next_look
+}
+
+enum Decision {
+    Nothing,
+    LookAgainIn(Duration),
+    Start,
+}
+
+fn decide(registry: &mut shmem::Registry, database: pg_sys::Oid) -> Decision {
+    let now = now();
+    // One at a time where it is not known whether the extension is there: most workers will end at once,
+    // and those that are needed must find room.
+    let examining = registry
+        .slots()
+        .any(|slot| slot.state == State::Starting && age(slot, now) < START_TIMEOUT);
+    let Some(slot) = registry.slot_mut(database) else {
+        return Decision::Nothing;
+    };
+    if slot.worker_pid != 0 || slot.state == State::NoExtension {
+        return Decision::Nothing;
+    }
+    if slot.stopped_for != 0 {
+        if is_alive(slot.stopped_for) {
+            return Decision::LookAgainIn(Duration::from_secs(1));
+        }
+        slot.stopped_for = 0;
+    }
+    let waited = age(slot, now);
+    let pause = match slot.state {
+        State::Starting => START_TIMEOUT,
+        State::NoRoom => NO_ROOM_RETRY,
+        State::Stopped => backoff(slot.failures),
+        _ if examining => Duration::from_secs(1),
+        _ => Duration::ZERO,
+    };
+    if waited < pause {
+        return Decision::LookAgainIn(pause - waited);
+    }
+    slot.say(State::Starting, "");
+    slot.changed_at = now;
+    Decision::Start
+}
+
+/// None after a clean end, then half a second doubling to a minute.
+fn backoff(failures: u32) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        n => (Duration::from_millis(250) * 2u32.pow(n.min(10))).min(LONGEST_BACKOFF),
+    }
+}
+
+fn age(slot: &Slot, now: pg_sys::TimestampTz) -> Duration {
+    Duration::from_micros(now.saturating_sub(slot.changed_at).max(0) as u64)
+}
+
+fn now() -> pg_sys::TimestampTz {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+fn is_alive(pid: i32) -> bool {
+    // SAFETY: looks the pid up in the server's own array of processes.
+    unsafe { !pg_sys::BackendPidGetProc(pid).is_null() }
+}
+
+fn start_worker(database: &Database) -> bool {
+    let started = BackgroundWorkerBuilder::new(&format!("webhook worker for {}", database.name))
+        .set_type("webhook worker")
+        .set_library("webhook")
+        .set_function("webhook_worker_main")
+        .set_argument(Some(pg_sys::Datum::from(database.oid)))
+        .enable_spi_access()
+        .set_restart_time(None)
+        .load_dynamic()
+        .is_ok();
+    if !started {
+        shmem::write(|registry| {
+            if let Some(slot) = registry.slot_mut(database.oid) {
+                slot.say(State::NoRoom, "no background worker is free; raise max_worker_processes and restart the server");
+            }
+        });
+    }
+    started
+}
+
+fn report_no_room(database: &Database, reported: &mut bool) {
+    if !std::mem::replace(reported, true) {
+        ereport!(
+            PgLogLevel::WARNING,
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!(
+                "no background worker is free to deliver the webhooks of database \"{}\"",
+                database.name
+            ),
+            "Raise max_worker_processes in postgresql.conf and restart the server; it is tried again every few seconds."
+        );
+    }
+}
+
+struct Database {
+    oid: pg_sys::Oid,
+    name: String,
+}
+
+/// Read by a scan of the shared catalog, as autovacuum does: without a database there is no SQL.
+fn connectable_databases() -> Vec<Database> {
+    let mut databases = Vec::new();
+    // SAFETY: a catalog scan in a transaction of its own; the tuples are copied before it ends.
+    unsafe {
+        pg_sys::SetCurrentStatementStartTimestamp();
+        pg_sys::StartTransactionCommand();
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let relation =
+            pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let row = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_database>(tuple);
+            if (*row).datallowconn && !(*row).datistemplate {
+                databases.push(Database {
+                    oid: (*row).oid,
+                    name: CStr::from_ptr((*row).datname.data.as_ptr())
+                        .to_string_lossy()
+                        .into_owned(),
+                });
+            }
+        }
+        pg_sys::table_endscan(scan);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+        pg_sys::PopActiveSnapshot();
+        pg_sys::CommitTransactionCommand();
+    }
+    databases
+}
+
+/// Wakes the launcher when the database's worker has ended.
+pub fn worker_ended(database: pg_sys::Oid) {
+    shmem::write(|registry| {
+        if let Some(slot) = registry.slot_mut(database) {
+            slot.worker_pid = 0;
+            slot.worker_proc = shmem::NO_PROC;
+            slot.in_flight = 0;
+            slot.changed_at = now();
+            if !matches!(slot.state, State::NoExtension | State::Unexamined) {
+                slot.say(State::Stopped, "");
+            }
+        }
+    });
+    wake::launcher();
+}

@@ -1,0 +1,42 @@
+//! Reliable webhooks inside PostgreSQL. SQL owns the state (`sql/`), this library owns the processes, and
+//! the crate `webhook-delivery` the bytes on the wire.
+
+use pgrx::prelude::*;
+
+mod api;
+mod ddl_hook;
+mod launcher;
+mod pg_compat;
+mod schema;
+mod settings;
+mod shmem;
+mod store;
+mod wake;
+mod worker;
+
+::pgrx::pg_module_magic!(name, version);
+
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    settings::define();
+
+    // SAFETY: plain reads of flags that the server sets before it loads libraries.
+    let preloading =
+        unsafe { pg_sys::process_shared_preload_libraries_in_progress && !pg_sys::IsBinaryUpgrade };
+    if preloading {
+        settings::reserve_prefix();
+        shmem::reserve();
+        ddl_hook::install();
+        launcher::register();
+    }
+}
+
+/// Required by `cargo pgrx test` at the root of the crate.
+#[cfg(test)]
+pub mod pg_test {
+    pub fn setup(_options: Vec<&str>) {}
+
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec!["shared_preload_libraries = 'webhook'"]
+    }
+}

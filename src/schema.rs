@@ -1,0 +1,29 @@
+//! The install script: the files of `sql/`, in the order of the lifecycle.
+
+use pgrx::prelude::*;
+
+extension_sql_file!("../sql/tables.sql", name = "tables", bootstrap);
+extension_sql_file!("../sql/native.sql", name = "native", requires = ["tables"]);
+extension_sql_file!("../sql/policy.sql", name = "policy", requires = ["native"]);
+extension_sql_file!(
+    "../sql/endpoint.sql",
+    name = "endpoint",
+    requires = ["policy"]
+);
+extension_sql_file!("../sql/emit.sql", name = "emit", requires = ["endpoint"]);
+extension_sql_file!("../sql/claim.sql", name = "claim", requires = ["emit"]);
+extension_sql_file!("../sql/settle.sql", name = "settle", requires = ["claim"]);
+extension_sql_file!(
+    "../sql/recover.sql",
+    name = "recover",
+    requires = ["settle"]
+);
+extension_sql_file!("../sql/manual.sql", name = "manual", requires = ["recover"]);
+extension_sql_file!("../sql/status.sql", name = "status", requires = ["manual"]);
+extension_sql_file!("../sql/grants.sql", name = "grants", requires = ["status"]);
+extension_sql_file!(
+    "../sql/start.sql",
+    name = "start",
+    requires = ["grants"],
+    finalize
+);

@@ -1,0 +1,199 @@
+//! What the launcher, the workers and the backends tell each other: one slot per database.
+
+use pgrx::prelude::*;
+use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Databases that are watched at the same time.
+pub const MAX_DATABASES: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nobody has looked yet whether the extension is there, or somebody asked to look again.
+    Unexamined,
+    /// The postmaster has been asked for a worker.
+    Starting,
+    Running,
+    /// The worker is there and sends nothing; the reason says why.
+    Held,
+    Disabled,
+    NoExtension,
+    /// The worker has ended and is to come back.
+    Stopped,
+    /// The postmaster had no room for a worker.
+    NoRoom,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Unexamined | State::Starting => "starting",
+            State::Running => "running",
+            State::Held => "held",
+            State::Disabled => "disabled",
+            State::NoExtension => "no worker",
+            State::Stopped => "restarting",
+            State::NoRoom => "no worker",
+        }
+    }
+}
+
+/// A short text that lives in shared memory; longer ones are cut.
+#[derive(Clone, Copy)]
+pub struct Text<const N: usize> {
+    length: usize,
+    bytes: [u8; N],
+}
+
+impl<const N: usize> Text<N> {
+    const EMPTY: Self = Text {
+        length: 0,
+        bytes: [0; N],
+    };
+
+    pub fn new(text: &str) -> Self {
+        let mut length = text.len().min(N);
+        while !text.is_char_boundary(length) {
+            length -= 1;
+        }
+        let mut bytes = [0; N];
+        bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+        Text { length, bytes }
+    }
+
+    pub fn to_option(self) -> Option<String> {
+        let text = std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default();
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Slot {
+    pub database: pg_sys::Oid,
+    pub state: State,
+    pub reason: Text<200>,
+    /// Zero where no worker is attached.
+    pub worker_pid: i32,
+    pub worker_proc: i32,
+    pub in_flight: i32,
+    pub last_error: Text<400>,
+    pub last_error_at: pg_sys::TimestampTz,
+    /// When the launcher asked for the worker, or the worker ended.
+    pub changed_at: pg_sys::TimestampTz,
+    /// Starts in a row that ended in an error.
+    pub failures: u32,
+    /// A backend is about to drop, rename, move or copy the database: its pid; no worker until it is done.
+    pub stopped_for: i32,
+}
+
+impl Slot {
+    const FREE: Self = Slot {
+        database: pg_sys::InvalidOid,
+        state: State::Unexamined,
+        reason: Text::EMPTY,
+        worker_pid: 0,
+        worker_proc: NO_PROC,
+        in_flight: 0,
+        last_error: Text::EMPTY,
+        last_error_at: 0,
+        changed_at: 0,
+        failures: 0,
+        stopped_for: 0,
+    };
+
+    pub fn say(&mut self, state: State, reason: &str) {
+        self.state = state;
+        self.reason = Text::new(reason);
+    }
+}
+
+pub const NO_PROC: i32 = -1;
+
+#[derive(Clone, Copy)]
+pub struct Registry {
+    pub launcher_proc: i32,
+    slots: [Slot; MAX_DATABASES],
+}
+
+// SAFETY: plain data without pointers; every access is under the lock.
+unsafe impl PGRXSharedMemory for Registry {}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Registry {
+            launcher_proc: NO_PROC,
+            slots: [Slot::FREE; MAX_DATABASES],
+        }
+    }
+}
+
+impl Registry {
+    pub fn slot(&self, database: pg_sys::Oid) -> Option<&Slot> {
+        self.slots.iter().find(|slot| slot.database == database)
+    }
+
+    pub fn slot_mut(&mut self, database: pg_sys::Oid) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.database == database)
+    }
+
+    /// The database's slot, taken now if it has none; nothing where all are taken.
+    pub fn slot_or_new(&mut self, database: pg_sys::Oid) -> Option<&mut Slot> {
+        let index = self
+            .slots
+            .iter()
+            .position(|slot| slot.database == database)
+            .or_else(|| {
+                self.slots
+                    .iter()
+                    .position(|slot| slot.database == pg_sys::InvalidOid)
+            })?;
+        let slot = &mut self.slots[index];
+        if slot.database != database {
+            *slot = Slot {
+                database,
+                ..Slot::FREE
+            };
+        }
+        Some(slot)
+    }
+
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.slots
+            .iter()
+            .filter(|slot| slot.database != pg_sys::InvalidOid)
+    }
+
+    /// Frees the slots of databases that are no more.
+    pub fn keep_only(&mut self, databases: &[pg_sys::Oid]) {
+        for slot in &mut self.slots {
+            if slot.worker_pid == 0 && !databases.contains(&slot.database) {
+                *slot = Slot::FREE;
+            }
+        }
+    }
+}
+
+// SAFETY: the name is the extension's own.
+static REGISTRY: PgLwLock<Registry> = unsafe { PgLwLock::new(c"webhook_registry") };
+
+static RESERVED: AtomicBool = AtomicBool::new(false);
+
+/// Called while the server preloads libraries.
+pub fn reserve() {
+    pg_shmem_init!(REGISTRY);
+    RESERVED.store(true, Ordering::Relaxed);
+}
+
+pub fn is_preloaded() -> bool {
+    RESERVED.load(Ordering::Relaxed)
+}
+
+/// Only where `is_preloaded()`.
+pub fn read<R>(look: impl FnOnce(&Registry) -> R) -> R {
+    look(&REGISTRY.share())
+}
+
+/// Only where `is_preloaded()`.
+pub fn write<R>(change: impl FnOnce(&mut Registry) -> R) -> R {
+    change(&mut REGISTRY.exclusive())
+}

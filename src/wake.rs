@@ -1,0 +1,87 @@
+//! Wake-ups: a commit sets the latch of the database's worker, or asks the launcher for one.
+
+use crate::shmem::{self, State};
+use pgrx::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
+static WANTED_AT_COMMIT: AtomicBool = AtomicBool::new(false);
+
+/// Wakes the worker when the current transaction commits; only then, to prevent needless wake-ups.
+pub fn worker_at_commit() {
+    if !shmem::is_preloaded() {
+        return;
+    }
+    if !CALLBACK_REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: registered once per backend, and the function stays loaded.
+        unsafe { pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut()) }
+    }
+    WANTED_AT_COMMIT.store(true, Ordering::Relaxed);
+}
+
+/// A prepared transaction wakes nobody here: it is COMMIT PREPARED that does, in whatever backend.
+unsafe extern "C-unwind" fn at_transaction_end(
+    event: pg_sys::XactEvent::Type,
+    _argument: *mut std::ffi::c_void,
+) {
+    use pg_sys::XactEvent::*;
+    let ended = matches!(
+        event,
+        XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE
+    );
+    if ended && WANTED_AT_COMMIT.swap(false, Ordering::Relaxed) && event == XACT_EVENT_COMMIT {
+        // An error after the commit would take the whole server down: whatever happens here stays here.
+        let _ = std::panic::catch_unwind(worker_now);
+    }
+}
+
+/// Wakes the worker of this backend's database.
+pub fn worker_now() {
+    if !shmem::is_preloaded() {
+        return;
+    }
+    // SAFETY: a plain read, on the main thread.
+    let database = unsafe { pg_sys::MyDatabaseId };
+    let worker = shmem::read(|registry| {
+        registry
+            .slot(database)
+            .map_or(shmem::NO_PROC, |slot| slot.worker_proc)
+    });
+    if worker != shmem::NO_PROC {
+        set_latch_of(worker);
+    } else {
+        launcher_for(database);
+    }
+}
+
+/// Asks the launcher to look whether this database needs a worker now.
+pub fn launcher_for(database: pg_sys::Oid) {
+    let news = shmem::write(|registry| {
+        let slot = registry.slot_or_new(database)?;
+        let asleep = slot.state == State::NoExtension;
+        if asleep {
+            slot.say(State::Unexamined, "");
+        }
+        Some(asleep || slot.changed_at == 0)
+    });
+    if news == Some(true) {
+        launcher();
+    }
+}
+
+pub fn launcher() {
+    set_latch_of(shmem::read(|registry| registry.launcher_proc));
+}
+
+/// Proc numbers are reused: at worst somebody else wakes once for nothing.
+pub fn set_latch_of(proc_number: i32) {
+    if proc_number == shmem::NO_PROC {
+        return;
+    }
+    // SAFETY: the array of processes has a fixed size and lives as long as shared memory; the number came
+    // from a process that had its place there.
+    unsafe {
+        let process = (*pg_sys::ProcGlobal).allProcs.add(proc_number as usize);
+        pg_sys::SetLatch(&raw mut (*process).procLatch);
+    }
+}

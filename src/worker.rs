@@ -1,0 +1,315 @@
+//! The life of a worker: the process that delivers the webhooks of one database.
+//!
+//! The main thread is the only one that touches Postgres, and it never blocks on anything but its latch and
+//! the socket of the pool. Requests are sent by the pool's threads; no transaction is open meanwhile.
+
+mod ledger;
+mod turn;
+
+use crate::launcher;
+use crate::pg_compat;
+use crate::settings::Settings;
+use crate::shmem::{self, Slot, State, Text};
+use crate::store::{self, Ending, Trouble};
+use ledger::Ledger;
+use pgrx::bgworkers::BackgroundWorker;
+use pgrx::prelude::*;
+use std::time::{Duration, Instant};
+use turn::Agenda;
+use webhook_delivery::{FailureKind, Outcome, Pool};
+
+/// What is in flight when the worker is told to stop gets this long to end by itself, and this long to
+/// notice that it was interrupted. With the settling that follows, the worker is out in under 5 seconds.
+const GRACE: Duration = Duration::from_secs(2);
+const INTERRUPTION: Duration = Duration::from_millis(500);
+const LAST_SETTLING: Duration = Duration::from_secs(1);
+
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
+    let database = database_from(argument);
+    pg_compat::attach_signal_handlers();
+    if !attach(database) {
+        return;
+    }
+    // SAFETY: the callback stays loaded; the argument is a plain number.
+    unsafe { pg_sys::on_shmem_exit(Some(detach), argument) };
+    BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
+    store::prepare_session();
+
+    match Worker::start(database) {
+        Ok(Some(mut worker)) => worker.run(),
+        Ok(None) => leave_without_extension(database),
+        Err(trouble) => report_error(database, &trouble.message),
+    }
+}
+
+fn database_from(argument: pg_sys::Datum) -> pg_sys::Oid {
+    pg_sys::Oid::from(argument.value() as u32)
+}
+
+/// Takes the database's slot; not if another worker has it or a command wants the database for itself.
+fn attach(database: pg_sys::Oid) -> bool {
+    shmem::write(|registry| {
+        let Some(slot) = registry.slot_mut(database) else {
+            return false;
+        };
+        if slot.worker_pid != 0 {
+            return false;
+        }
+        if slot.stopped_for != 0 {
+            slot.say(State::Unexamined, "");
+            return false;
+        }
+        // SAFETY: a plain read, on the main thread.
+        slot.worker_pid = unsafe { pg_sys::MyProcPid };
+        slot.worker_proc = pg_compat::my_proc_number();
+        // An end counts as a failure until a turn has succeeded.
+        slot.failures += 1;
+        true
+    })
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn detach(_code: i32, argument: pg_sys::Datum) {
+    launcher::worker_ended(database_from(argument));
+}
+
+/// First nobody finds a worker here any more, then one last look: whoever created the extension before that
+/// is seen now, and whoever does it later asks the launcher.
+fn leave_without_extension(database: pg_sys::Oid) {
+    say(database, |slot| {
+        slot.worker_proc = shmem::NO_PROC;
+        slot.failures = 0;
+        slot.say(State::NoExtension, "");
+    });
+    if matches!(
+        store::transaction(|client| store::find_extension(client)),
+        Ok(Some(_))
+    ) {
+        say(database, |slot| slot.say(State::Unexamined, ""));
+    }
+}
+
+fn say(database: pg_sys::Oid, change: impl FnOnce(&mut Slot)) {
+    shmem::write(|registry| registry.slot_mut(database).map(change));
+}
+
+fn report_error(database: pg_sys::Oid, message: &str) {
+    say(database, |slot| {
+        slot.last_error = Text::new(message);
+        // SAFETY: reads the clock.
+        slot.last_error_at = unsafe { pg_sys::GetCurrentTimestamp() };
+    });
+    warning!("webhook worker: {message}");
+}
+
+/// Why the main loop ends.
+enum End {
+    /// It was told to, or it needs to begin anew: the launcher starts the next one at once.
+    Stop,
+    ExtensionGone,
+}
+
+struct Worker {
+    database: pg_sys::Oid,
+    extension: pg_sys::Oid,
+    settings: Settings,
+    pool: Pool,
+    instance: i32,
+    ledger: Ledger,
+    agenda: Agenda,
+    next_housekeeping: Instant,
+    foreign_endpoints: i64,
+    errors_in_a_row: u32,
+    reported: Option<(State, i32)>,
+}
+
+impl Worker {
+    fn start(database: pg_sys::Oid) -> Result<Option<Self>, Trouble> {
+        let Some(extension) = store::transaction(|client| store::find_extension(client))? else {
+            return Ok(None);
+        };
+        let settings = Settings::current();
+        store::act_as(settings.role.as_deref().unwrap_or(&extension.owner))?;
+        let instance = store::transaction(store::begin_instance)?;
+        let pool =
+            Pool::start(threads_within_limits(settings.workers)).map_err(|error| Trouble {
+                code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
+                message: format!("cannot start the threads that send requests: {error}"),
+            })?;
+        Ok(Some(Worker {
+            database,
+            extension: extension.oid,
+            settings,
+            pool,
+            instance,
+            ledger: Ledger::default(),
+            agenda: Agenda::default(),
+            next_housekeeping: Instant::now(),
+            foreign_endpoints: 0,
+            errors_in_a_row: 0,
+            reported: None,
+        }))
+    }
+
+    fn run(&mut self) {
+        log!("webhook worker started");
+        let end = loop {
+            match self.turn() {
+                Err(end) => break end,
+                Ok(pause) => {
+                    if let Some(end) = self.wait(pause) {
+                        break end;
+                    }
+                }
+            }
+        };
+        match end {
+            End::Stop => {
+                self.shut_down();
+                say(self.database, |slot| slot.failures = 0);
+                log!("webhook worker stopped");
+            }
+            End::ExtensionGone => {
+                self.pool.abort();
+                leave_without_extension(self.database);
+                log!("webhook worker stopped: the extension was dropped");
+            }
+        }
+    }
+
+    /// Sleeps until a commit, an outcome, a signal, or the end of the pause.
+    fn wait(&mut self, pause: Duration) -> Option<End> {
+        if wait_for_latch_or(&self.pool, pause) {
+            self.agenda.begin_anew();
+        }
+        if told_to_die() {
+            return Some(End::Stop);
+        }
+        check_for_interrupts!();
+        if launcher::reload_settings_if_asked() {
+            let settings = Settings::current();
+            if (settings.workers, &settings.role) != (self.settings.workers, &self.settings.role) {
+                return Some(End::Stop);
+            }
+            self.settings = settings;
+            self.next_housekeeping = Instant::now();
+        }
+        let database_is_wanted = shmem::read(|registry| {
+            registry
+                .slot(self.database)
+                .is_some_and(|slot| slot.stopped_for != 0)
+        });
+        database_is_wanted.then_some(End::Stop)
+    }
+
+    /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
+    fn shut_down(&mut self) {
+        for key in self.pool.withdraw_waiting() {
+            self.ledger.end(Ending::released(key));
+        }
+        self.settle_within(LAST_SETTLING);
+        self.collect_within(GRACE);
+        self.pool.abort();
+        self.collect_within(INTERRUPTION);
+        for key in self.ledger.still_out() {
+            self.ledger.end(Ending::released(key));
+        }
+        self.settle_within(LAST_SETTLING);
+    }
+
+    fn collect_within(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
+        loop {
+            for outcome in self.pool.take_outcomes() {
+                self.ledger.end(released_if_interrupted(outcome));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.ledger.nothing_is_out() {
+                return;
+            }
+            wait_for_latch_or(&self.pool, left);
+            check_for_interrupts!();
+        }
+    }
+
+    /// What cannot be settled now is recovered by the next worker.
+    fn settle_within(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
+        while self.ledger.has_endings() && Instant::now() < deadline {
+            match self.settle() {
+                Ok(()) if !self.ledger.has_endings() => return,
+                Ok(()) => _ = wait_for_latch_or(&self.pool, Duration::from_millis(20)),
+                Err(trouble) if trouble.is_passing() => {}
+                Err(trouble) => return report_error(self.database, &trouble.message),
+            }
+            check_for_interrupts!();
+        }
+    }
+}
+
+/// Trouble of our own while shutting down is the shutdown itself.
+fn released_if_interrupted(outcome: Outcome) -> Ending {
+    match &outcome.result {
+        Err(failure) if failure.kind == FailureKind::Local => Ending::released(outcome.key),
+        _ => Ending::from(outcome),
+    }
+}
+
+/// Waits for the latch or for outcomes; says whether it was the latch.
+fn wait_for_latch_or(pool: &Pool, timeout: Duration) -> bool {
+    let events = pg_sys::WL_LATCH_SET
+        | pg_sys::WL_SOCKET_READABLE
+        | pg_sys::WL_TIMEOUT
+        | pg_sys::WL_EXIT_ON_PM_DEATH;
+    let milliseconds = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128);
+    // SAFETY: the latch is this process's own, and the pool keeps its socket open as long as it lives.
+    unsafe {
+        let happened = pg_sys::WaitLatchOrSocket(
+            pg_sys::MyLatch,
+            events as i32,
+            pool.wake_fd(),
+            milliseconds as std::ffi::c_long,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+        happened as u32 & pg_sys::WL_LATCH_SET != 0
+    }
+}
+
+/// Takes note of SIGTERM, once: the shutdown still needs SQL, which a pending `die` would cut short. Another
+/// SIGTERM does.
+fn told_to_die() -> bool {
+    // SAFETY: the flag is set by the signal handler of this thread.
+    unsafe {
+        let flag = &raw mut pg_sys::ProcDiePending;
+        let told = flag.read_volatile() != 0;
+        if told {
+            flag.write_volatile(0);
+        }
+        told
+    }
+}
+
+/// Each thread has a connection in use and may leave one idle; they must stay below the limit of open files,
+/// with room for the files of the server.
+fn threads_within_limits(wanted: usize) -> usize {
+    const FILES_OF_THE_SERVER: u64 = 256;
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: fills the struct that it is given.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return wanted;
+    }
+    let allowed = (limit.rlim_cur.saturating_sub(FILES_OF_THE_SERVER) / 2).clamp(1, 1024) as usize;
+    if allowed < wanted {
+        warning!(
+            "webhook.workers is {wanted}, but the limit of open files (ulimit -n {}) allows {allowed}",
+            limit.rlim_cur
+        );
+    }
+    wanted.min(allowed)
+}

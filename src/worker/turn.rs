@@ -1,0 +1,296 @@
+//! One turn of the worker: settle what has ended, read the agenda, claim what is due, hand it to the pool;
+//! all of it one transaction, so that a busy worker commits once where it would twice.
+
+use super::ledger::Ledger;
+use super::{End, Worker, report_error, say};
+use crate::shmem::State;
+use crate::store::{self, Ending, Trouble, Waiting};
+use pgrx::prelude::*;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+use webhook_delivery::Attempt;
+
+/// Endpoints read at a time; bounds what a turn costs where many have something queued.
+const AGENDA_PAGE: usize = 300;
+/// How far an endpoint's claims run ahead of its requests, so that its threads never wait for a turn.
+const CLAIM_AHEAD: usize = 8;
+/// What somebody has locked is tried again after this.
+const LOCKED_RETRY: Duration = Duration::from_millis(250);
+const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(60);
+const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
+
+/// Where the reading of the agenda stands: page after page until the last endpoint, then sleep.
+#[derive(Default)]
+pub struct Agenda {
+    after_endpoint: i32,
+    /// The earliest time at which something met so far becomes due.
+    next_due: Option<Instant>,
+    claimed_something: bool,
+    /// Rotates who comes first where there is not room for all.
+    rotation: usize,
+}
+
+impl Agenda {
+    /// Something new may be anywhere: from the first endpoint again.
+    pub fn begin_anew(&mut self) {
+        *self = Agenda {
+            rotation: self.rotation.wrapping_add(1),
+            ..Agenda::default()
+        };
+    }
+}
+
+impl Worker {
+    /// Says how long there is nothing to do.
+    pub(super) fn turn(&mut self) -> Result<Duration, End> {
+        for outcome in self.pool.take_outcomes() {
+            self.ledger.end(Ending::from(outcome));
+        }
+        match self.housekeeping() {
+            Ok(true) => {}
+            Ok(false) => return Err(End::Stop),
+            Err(trouble) => return self.after(trouble),
+        }
+        match self.settle_and_claim() {
+            Ok(pause) => {
+                self.errors_in_a_row = 0;
+                self.report_state();
+                Ok(pause)
+            }
+            Err(trouble) => self.after(trouble),
+        }
+    }
+
+    fn after(&mut self, trouble: Trouble) -> Result<Duration, End> {
+        self.errors_in_a_row += 1;
+        if trouble.is_passing() && self.errors_in_a_row < 10 {
+            return Ok(Duration::ZERO);
+        }
+        if let Ok(None) = store::transaction(|client| store::find_extension(client)) {
+            return Err(End::ExtensionGone);
+        }
+        if self.errors_in_a_row.is_power_of_two() {
+            report_error(self.database, &trouble.message);
+        }
+        Ok(
+            (Duration::from_millis(50) * 2u32.pow(self.errors_in_a_row.min(10)))
+                .min(LONGEST_ERROR_PAUSE),
+        )
+    }
+
+    /// At the start and every minute: claims that have lost their owner, endpoints that are not ours. Says
+    /// whether the extension is still the one that this worker began with.
+    fn housekeeping(&mut self) -> Result<bool, Trouble> {
+        if Instant::now() < self.next_housekeeping || self.hold().is_some() {
+            return Ok(true);
+        }
+        let claimed = self.ledger.claimed();
+        let (extension, recovered, foreign) = store::transaction(|client| {
+            let recovered = store::recover(client, self.instance, &claimed)?;
+            Ok((
+                store::find_extension(client)?,
+                recovered,
+                store::foreign_endpoints(client)?,
+            ))
+        })?;
+        if recovered.released + recovered.failed > 0 {
+            log!(
+                "webhook worker recovered {} claims of a lost worker, {} of them without an attempt left",
+                recovered.released + recovered.failed,
+                recovered.failed
+            );
+        }
+        if foreign > 0 && foreign != self.foreign_endpoints {
+            ereport!(
+                PgLogLevel::WARNING,
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("webhook holds {foreign} endpoints that belong to another installation"),
+                "The database was restored or copied. SELECT webhook_adopt() takes them over."
+            );
+        }
+        self.foreign_endpoints = foreign;
+        let pause = if recovered.locked > 0 {
+            Duration::from_secs(1)
+        } else {
+            HOUSEKEEPING_EVERY
+        };
+        self.next_housekeeping = Instant::now() + pause.min(self.settings.stale_after);
+        Ok(extension.is_some_and(|extension| extension.oid == self.extension))
+    }
+
+    /// Why nothing is claimed now, if so.
+    fn hold(&self) -> Option<(State, &'static str)> {
+        // SAFETY: a plain read, on the main thread.
+        let read_only = unsafe { pg_sys::DefaultXactReadOnly };
+        if !self.settings.enabled {
+            Some((State::Disabled, "webhook.enabled is off"))
+        } else if read_only {
+            Some((State::Held, "default_transaction_read_only is on"))
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn settle(&mut self) -> Result<(), Trouble> {
+        let endings = self.ledger.take_endings();
+        match store::transaction(|client| store::settle(client, &endings)) {
+            Ok(locked) => self.ledger.settle(endings, &locked),
+            Err(trouble) => {
+                self.ledger.put_back(endings);
+                return Err(trouble);
+            }
+        }
+        Ok(())
+    }
+
+    fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
+        // After an error the two go apart, so that trouble with claiming never keeps an outcome back.
+        if self.errors_in_a_row > 0 && self.ledger.has_endings() {
+            self.settle()?;
+        }
+        let holding = self.hold().is_some();
+        if holding && !self.ledger.has_endings() {
+            return Ok(self.settings.poll_interval);
+        }
+        let endings = self.ledger.take_endings();
+        let worked = store::transaction(|client| {
+            let locked = if endings.is_empty() {
+                HashSet::new()
+            } else {
+                store::settle(client, &endings)?
+            };
+            if holding {
+                return Ok((locked, Vec::new(), Vec::new(), Vec::new()));
+            }
+            let page = store::agenda(
+                client,
+                &self.settings,
+                self.agenda.after_endpoint,
+                AGENDA_PAGE,
+            )?;
+            let wishes = wishes(
+                &page,
+                &self.ledger,
+                endings.len(),
+                self.settings.max_in_flight,
+                self.agenda.rotation,
+            );
+            let attempts = if wishes.is_empty() {
+                Vec::new()
+            } else {
+                store::claim(client, &self.settings, self.instance, &wishes)?
+            };
+            Ok((locked, page, wishes, attempts))
+        });
+        match worked {
+            Ok((locked, page, wishes, attempts)) => {
+                self.ledger.settle(endings, &locked);
+                Ok(self.dispatch(&page, &wishes, attempts))
+            }
+            Err(trouble) => {
+                self.ledger.put_back(endings);
+                Err(trouble)
+            }
+        }
+    }
+
+    /// The claims are committed: hand them to the pool, and see when to come back.
+    fn dispatch(
+        &mut self,
+        page: &[Waiting],
+        wishes: &[(i32, usize)],
+        attempts: Vec<Attempt>,
+    ) -> Duration {
+        let now = Instant::now();
+        let claimed_of: HashSet<i32> = attempts
+            .iter()
+            .map(|attempt| attempt.key.endpoint_id)
+            .collect();
+        let all_locked = wishes
+            .iter()
+            .any(|(endpoint, _)| !claimed_of.contains(endpoint));
+        for attempt in &attempts {
+            self.ledger.claim(attempt.key);
+        }
+        self.agenda.claimed_something |= !attempts.is_empty();
+        self.pool.submit(attempts);
+
+        // What is due and has no room comes when an outcome makes room; that wakes us anyway.
+        let mut later: Vec<Instant> = page
+            .iter()
+            .filter_map(|waiting| waiting.due_in)
+            .filter(|due_in| !due_in.is_zero())
+            .map(|due_in| now + due_in)
+            .collect();
+        if all_locked || self.ledger.has_endings() {
+            later.push(now + LOCKED_RETRY);
+        }
+        self.agenda.next_due = self.agenda.next_due.into_iter().chain(later).min();
+
+        if page.len() == AGENDA_PAGE {
+            self.agenda.after_endpoint = page[AGENDA_PAGE - 1].endpoint_id;
+            return Duration::ZERO;
+        }
+        // The first of an endpoint was claimed: what is behind it was not seen yet.
+        let pause = if self.agenda.claimed_something {
+            Duration::ZERO
+        } else {
+            let housekeeping = self.next_housekeeping.saturating_duration_since(now);
+            let due = self
+                .agenda
+                .next_due
+                .map(|due| due.saturating_duration_since(now));
+            due.unwrap_or(self.settings.poll_interval)
+                .min(self.settings.poll_interval)
+                .min(housekeeping)
+        };
+        self.agenda.begin_anew();
+        pause
+    }
+
+    fn report_state(&mut self) {
+        let (state, reason) = self.hold().unwrap_or((State::Running, ""));
+        let in_flight = i32::try_from(self.ledger.len()).unwrap_or(i32::MAX);
+        if self.reported != Some((state, in_flight)) {
+            self.reported = Some((state, in_flight));
+            say(self.database, |slot| {
+                slot.say(state, reason);
+                slot.in_flight = in_flight;
+                slot.failures = 0;
+            });
+        }
+    }
+}
+
+/// How many to claim of each due endpoint: an equal part of what is free, and no more than it has room for.
+fn wishes(
+    page: &[Waiting],
+    ledger: &Ledger,
+    ending: usize,
+    max_in_flight: usize,
+    rotation: usize,
+) -> Vec<(i32, usize)> {
+    let mut due: Vec<&Waiting> = page
+        .iter()
+        .filter(|waiting| waiting.due_in == Some(Duration::ZERO))
+        .collect();
+    if due.is_empty() {
+        return Vec::new();
+    }
+    let first = rotation % due.len();
+    due.rotate_left(first);
+
+    let mut free = (max_in_flight + ending).saturating_sub(ledger.len());
+    let mut wishes = Vec::with_capacity(due.len());
+    for (place, waiting) in due.iter().enumerate() {
+        let fair = free.div_ceil(due.len() - place);
+        let room =
+            (waiting.share * CLAIM_AHEAD).saturating_sub(ledger.of_endpoint(waiting.endpoint_id));
+        let wish = fair.min(room);
+        if wish > 0 {
+            wishes.push((waiting.endpoint_id, wish));
+            free -= wish;
+        }
+    }
+    wishes
+}
