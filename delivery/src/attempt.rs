@@ -1,0 +1,61 @@
+//! What goes into the pool and what comes out of it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use crate::failure::Failure;
+
+/// Names one attempt and is echoed in its [`Outcome`]. `claim_seq` fences out late results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub event_id: Uuid,
+    pub endpoint_id: i32,
+    pub claim_seq: i64,
+}
+
+/// How to reach one endpoint. Not `Debug`: URL, headers and secrets are credentials.
+pub struct Route {
+    pub endpoint_id: i32,
+    pub url: String,
+    pub headers: Vec<(String, String)>,
+    /// `whsec_<base64>`, newest first.
+    pub secrets: Vec<String>,
+    /// Resolving, connecting and the TLS handshake together.
+    pub connect_timeout: Duration,
+    /// From the established connection to the last byte that is read.
+    pub timeout: Duration,
+    /// Requests to this endpoint at the same time.
+    pub max_in_flight: usize,
+}
+
+/// One event to be sent to one endpoint, once.
+pub struct Attempt {
+    pub key: Key,
+    pub earlier_attempts: i32,
+    pub event_type: String,
+    /// RFC 3339.
+    pub occurred_at: String,
+    /// JSON.
+    pub payload: String,
+    pub route: Arc<Route>,
+}
+
+#[derive(Debug)]
+pub struct Outcome {
+    pub key: Key,
+    pub result: Result<Response, Failure>,
+    pub duration: Duration,
+    pub finished_at: SystemTime,
+}
+
+/// The endpoint answered. Whether the status means success is not decided here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    /// The header as it was sent.
+    pub retry_after: Option<String>,
+    /// At most 2 kB of the body, without control characters other than `\n` and `\t`.
+    pub excerpt: String,
+}

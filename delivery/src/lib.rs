@@ -1,0 +1,21 @@
+//! Everything that moves bytes: signs an event, sends it over HTTP on a pool of threads and says how it
+//! went. It knows nothing of Postgres, and Postgres's process is safe from it: no thread of this crate
+//! takes a signal, and no call of [`Pool`] blocks.
+
+mod address_guard;
+mod attempt;
+mod body;
+mod client;
+mod deadline;
+mod failure;
+#[cfg(test)]
+mod loopback;
+mod pool;
+mod resolver;
+mod scheduler;
+pub mod signing;
+mod threads;
+
+pub use attempt::{Attempt, Key, Outcome, Response, Route};
+pub use failure::{Failure, FailureKind};
+pub use pool::Pool;

@@ -1,0 +1,256 @@
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufReader, Write};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ureq::tls::RootCerts;
+
+use super::*;
+use crate::address_guard::AddressGuard;
+use crate::attempt::Route;
+use crate::loopback::{
+    OK, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Guard<F>(F);
+
+impl<F: Fn() -> Result<(), String> + Send + Sync + 'static> AddressGuard for Guard<F> {
+    fn check(&self, _: &[IpAddr]) -> Result<(), String> {
+        self.0()
+    }
+}
+
+/// A pool whose threads call `on_resolve` before they dial.
+fn pool_with(
+    threads: usize,
+    on_resolve: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+) -> Pool {
+    let resolver = Resolver::start(Box::new(resolver::system_lookup), Guard(on_resolve)).unwrap();
+    let roots = RootCerts::new_with_certs(&[]);
+    Pool::with_client(threads, Client::new(threads, roots, resolver)).unwrap()
+}
+
+fn is_readable(pool: &Pool, wait: Duration) -> bool {
+    let mut poll = libc::pollfd {
+        fd: pool.wake_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one pollfd that lives through the call.
+    unsafe { libc::poll(&mut poll, 1, wait.as_millis() as i32) == 1 }
+}
+
+fn collect(pool: &Pool, count: usize) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    while outcomes.len() < count {
+        assert!(is_readable(pool, PATIENCE), "a wake-up was lost");
+        let taken = pool.take_outcomes();
+        assert!(!taken.is_empty(), "woken for nothing");
+        outcomes.extend(taken);
+    }
+    outcomes
+}
+
+/// Holds every request until it is told to answer it.
+fn serve_held(connections: usize) -> (String, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (arrived, arrivals) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    let released = Mutex::new(released);
+    let address = serve(connections, move |_, stream| {
+        let mut stream = BufReader::new(stream);
+        while read_request(&mut stream).is_some() {
+            let _ = arrived.send(());
+            if threads::lock(&released).recv().is_err() {
+                return;
+            }
+            let _ = stream.get_mut().write_all(OK);
+        }
+    });
+    (format!("http://{address}/"), arrivals, release)
+}
+
+#[test]
+fn every_attempt_comes_back_once_and_every_wake_up_has_a_reason() {
+    let address = serve_always(8, OK);
+    let pool = pool_with(8, || Ok(()));
+    let mut expected = HashMap::new();
+    for _ in 0..20 {
+        let attempts: Vec<_> = (0..25)
+            .map(|_| attempt_to(format!("http://{address}/")))
+            .collect();
+        expected.extend(attempts.iter().map(|a| (a.key, ())));
+        pool.submit(attempts);
+    }
+    for outcome in collect(&pool, 500) {
+        assert_eq!(outcome.result.unwrap().status, 200);
+        assert!(expected.remove(&outcome.key).is_some());
+    }
+    assert!(!is_readable(&pool, Duration::ZERO));
+}
+
+#[test]
+fn a_slow_endpoint_takes_no_more_than_its_share() {
+    let (slow, arrivals, release) = serve_held(2);
+    let slow = Arc::new(Route {
+        max_in_flight: 2,
+        ..route_to(slow)
+    });
+    let fast = Arc::new(Route {
+        endpoint_id: 2,
+        ..route_to(format!("http://{}/", serve_always(4, OK)))
+    });
+    let pool = pool_with(4, || Ok(()));
+    pool.submit((0..20).map(|_| attempt_on(slow.clone())).collect());
+    pool.submit((0..20).map(|_| attempt_on(fast.clone())).collect());
+
+    let outcomes = collect(&pool, 20);
+    assert!(outcomes.iter().all(|o| o.key.endpoint_id == 2));
+    for _ in 0..2 {
+        arrivals.recv_timeout(PATIENCE).unwrap();
+    }
+    assert!(arrivals.try_recv().is_err());
+
+    assert_eq!(pool.withdraw_waiting().len(), 18);
+    release.send(()).unwrap();
+    release.send(()).unwrap();
+    assert_eq!(collect(&pool, 2).len(), 2);
+}
+
+#[test]
+fn one_endpoint_uses_the_whole_pool_when_its_limit_allows() {
+    let (url, arrivals, release) = serve_held(6);
+    let pool = pool_with(6, || Ok(()));
+    let route = Arc::new(route_to(url));
+    pool.submit((0..6).map(|_| attempt_on(route.clone())).collect());
+    for _ in 0..6 {
+        arrivals.recv_timeout(PATIENCE).unwrap();
+    }
+    for _ in 0..6 {
+        release.send(()).unwrap();
+    }
+    assert_eq!(collect(&pool, 6).len(), 6);
+}
+
+#[test]
+fn abort_interrupts_what_is_in_flight_and_refuses_the_rest() {
+    let (url, arrivals, _release) = serve_held(2);
+    let pool = pool_with(2, || Ok(()));
+    let started = Instant::now();
+    pool.submit((0..3).map(|_| attempt_to(url.clone())).collect());
+    for _ in 0..2 {
+        arrivals.recv_timeout(PATIENCE).unwrap();
+    }
+    pool.abort();
+    pool.submit(vec![attempt_to(url)]);
+    for outcome in collect(&pool, 4) {
+        let failure = outcome.result.unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Local, "{failure}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn a_panic_is_an_outcome_and_the_thread_goes_on() {
+    let calls = AtomicUsize::new(0);
+    let pool = pool_with(1, move || match calls.fetch_add(1, Ordering::SeqCst) {
+        0 => panic!("boom"),
+        _ => Ok(()),
+    });
+    let address = serve_always(1, OK);
+    let url = format!("http://{address}/");
+    pool.submit(vec![attempt_to(&*url), attempt_to(&*url)]);
+    let outcomes = collect(&pool, 2);
+    assert_eq!(
+        outcomes[0].result,
+        Err(Failure::new(FailureKind::Local, "panic: boom"))
+    );
+    assert_eq!(outcomes[1].result.as_ref().unwrap().status, 200);
+}
+
+#[test]
+fn dropping_the_pool_does_not_wait_and_ends_its_threads() {
+    let (closed, closings) = mpsc::channel();
+    let (arrived, arrivals) = mpsc::channel();
+    let address = serve(1, move |_, stream| {
+        let mut stream = BufReader::new(stream);
+        read_request(&mut stream);
+        arrived.send(()).unwrap();
+        hold(stream);
+        closed.send(()).unwrap();
+    });
+    let alive = Arc::new(());
+    let held = alive.clone();
+    let pool = pool_with(4, move || {
+        let _held = &held;
+        Ok(())
+    });
+    pool.submit(vec![attempt_to(format!("http://{address}/"))]);
+    arrivals.recv_timeout(PATIENCE).unwrap();
+    let started = Instant::now();
+    drop(pool);
+    assert!(started.elapsed() < Duration::from_millis(500));
+    closings.recv_timeout(PATIENCE).unwrap();
+    // The guard goes with the last thread.
+    while Arc::strong_count(&alive) > 1 {
+        assert!(started.elapsed() < PATIENCE, "a thread stayed");
+        std::thread::yield_now();
+    }
+}
+
+/// The signals that this thread takes, of those that can be blocked at all.
+fn open_signals() -> u64 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("SigBlk:")).unwrap();
+    let blocked = u64::from_str_radix(line["SigBlk:".len()..].trim(), 16).unwrap();
+    // The kernel keeps SIGKILL and SIGSTOP, glibc 32 and 33.
+    let unblockable = [libc::SIGKILL, libc::SIGSTOP, 32, 33];
+    let unblockable: u64 = unblockable.iter().map(|n| 1 << (n - 1)).sum();
+    !(blocked | unblockable)
+}
+
+#[test]
+fn pool_and_lookup_threads_take_no_signal_and_the_callers_mask_is_restored() {
+    let before = open_signals();
+    assert_ne!(before, 0);
+    let (seen, masks) = mpsc::channel();
+    let report = move |seen: &mpsc::Sender<_>| {
+        let name = std::thread::current().name().unwrap().to_string();
+        seen.send((name, open_signals())).unwrap();
+    };
+    let in_guard = seen.clone();
+    let lookup = move |_: &str| {
+        report(&seen);
+        Ok(vec!["127.0.0.1".parse().unwrap()])
+    };
+    let guard = Guard(move || {
+        report(&in_guard);
+        Err("seen enough".into())
+    });
+    let resolver = Resolver::start(Box::new(lookup), guard).unwrap();
+    let client = Client::new(1, RootCerts::new_with_certs(&[]), resolver);
+    let pool = Pool::with_client(1, client).unwrap();
+    assert_eq!(open_signals(), before);
+
+    pool.submit(vec![attempt_to("http://somewhere.invalid/")]);
+    for expected in ["webhook dns", "webhook http"] {
+        let (name, open) = masks.recv_timeout(PATIENCE).unwrap();
+        assert!(name.starts_with(expected), "{name}");
+        assert_eq!(open, 0, "{name}");
+    }
+}
+
+#[test]
+fn starts_with_the_systems_certificates_and_resolver() {
+    let pool = Pool::start(2).unwrap();
+    let address = serve_always(1, OK);
+    pool.submit(vec![attempt_to(format!(
+        "http://localhost:{}/",
+        address.port()
+    ))]);
+    assert_eq!(collect(&pool, 1)[0].result.as_ref().unwrap().status, 200);
+}
