@@ -1,0 +1,276 @@
+//! A throwaway PostgreSQL cluster on loopback.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{LazyLock, OnceLock};
+use std::time::SystemTime;
+use std::{env, ptr, thread};
+
+use postgres::{Client, Config, NoTls};
+
+use crate::database::Database;
+use crate::directory::ServerDirectory;
+use crate::log::ServerLog;
+use crate::process::{Process, unprivileged};
+use crate::{port, wait};
+
+const HOST: &str = "127.0.0.1";
+const SUPERUSER: &str = "postgres";
+
+/// fsync stays on, so that crash tests are honest. TCP alone: a socket's path may be longer than the
+/// system allows.
+const SETTINGS: &str = "
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 100
+max_worker_processes = 40
+log_min_messages = info
+";
+
+static BIN_DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
+    let pg_config = env::var_os("PG_CONFIG").unwrap_or("pg_config".into());
+    let output = Command::new(&pg_config)
+        .arg("--bindir")
+        .output()
+        .unwrap_or_else(|error| {
+            panic!("could not run {pg_config:?} (set PG_CONFIG to its path): {error}")
+        });
+    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+});
+
+static SHARED: OnceLock<Cluster> = OnceLock::new();
+
+pub struct Cluster {
+    directory: ServerDirectory,
+    port: u16,
+    server: Option<Process>,
+}
+
+pub struct Builder {
+    purpose: String,
+    settings: String,
+    preload: bool,
+}
+
+impl Builder {
+    /// A line of postgresql.conf.
+    pub fn setting(mut self, line: &str) -> Builder {
+        self.settings += &format!("{line}\n");
+        self
+    }
+
+    pub fn without_preload(mut self) -> Builder {
+        self.preload = false;
+        self
+    }
+
+    /// Keeps the cluster's files in `<target>/<purpose>`.
+    pub fn purpose(mut self, purpose: &str) -> Builder {
+        self.purpose = purpose.to_owned();
+        self
+    }
+
+    pub fn start(self) -> Cluster {
+        let mut cluster = Cluster {
+            directory: ServerDirectory::create(&self.purpose),
+            port: port::free(),
+            server: None,
+        };
+        cluster.initialise();
+        cluster.configure(SETTINGS);
+        cluster.configure(&format!("port = {}", cluster.port));
+        if self.preload {
+            cluster.configure("shared_preload_libraries = 'webhook'");
+        }
+        cluster.configure(&self.settings);
+        cluster.start_server();
+        cluster
+    }
+}
+
+impl Cluster {
+    /// A running cluster that preloads the extension.
+    pub fn start() -> Cluster {
+        Cluster::builder().start()
+    }
+
+    pub fn builder() -> Builder {
+        Builder {
+            purpose: "e2e".to_owned(),
+            settings: String::new(),
+            preload: true,
+        }
+    }
+
+    /// The cluster of all tests of this process that neither restart nor configure it.
+    pub fn shared() -> &'static Cluster {
+        extern "C" fn remove_shared() {
+            if let Some(cluster) = SHARED.get() {
+                cluster.server.as_ref().inspect(|server| server.quit());
+                cluster.directory.remove();
+            }
+        }
+        SHARED.get_or_init(|| {
+            // Statics are never dropped, hence the handler.
+            // SAFETY: it is a plain function that stays loaded as long as the process runs.
+            unsafe { libc::atexit(remove_shared) };
+            Cluster::start()
+        })
+    }
+
+    /// A new database with the extension and its test policy.
+    pub fn database(&self, prefix: &str) -> Database {
+        let database = self.plain_database(prefix);
+        database.create_extension();
+        database
+    }
+
+    pub fn plain_database(&self, prefix: &str) -> Database {
+        // A cluster of the test's own shows its log itself.
+        let shared = SHARED.get().is_some_and(|shared| ptr::eq(shared, self));
+        let log = shared.then(|| self.server_log());
+        Database::create(self.config("postgres"), prefix, log)
+    }
+
+    /// How to connect to a database as superuser.
+    pub fn config(&self, database: &str) -> Config {
+        let mut config = Config::new();
+        config.host(HOST).port(self.port).user(SUPERUSER);
+        config.connect_timeout(wait::DEADLINE).dbname(database);
+        config
+    }
+
+    #[track_caller]
+    pub fn connect(&self, database: &str) -> Client {
+        let client = self.config(database).connect(NoTls);
+        client.unwrap_or_else(|error| panic!("could not connect to {database}: {error:?}"))
+    }
+
+    /// A client program of this PostgreSQL version, such as pg_dump, set to connect to this cluster.
+    pub fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(BIN_DIRECTORY.join(name));
+        command
+            .env("PGHOST", HOST)
+            .env("PGPORT", self.port.to_string())
+            .env("PGUSER", SUPERUSER);
+        command
+    }
+
+    pub fn data_directory(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The postmaster.
+    pub fn pid(&self) -> i32 {
+        self.running().pid()
+    }
+
+    pub fn log(&self) -> String {
+        self.server_log().text()
+    }
+
+    /// Adds lines to postgresql.conf; they count from the next reload or start.
+    pub fn configure(&mut self, lines: &str) {
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(self.data_directory().join("postgresql.conf"))
+            .expect("postgresql.conf can be opened");
+        writeln!(file, "{lines}").expect("postgresql.conf can be written");
+    }
+
+    /// Reloads the configuration and waits until new sessions see it.
+    pub fn reload(&self) {
+        let loaded_at = || -> SystemTime {
+            let row = self
+                .connect("postgres")
+                .query_one("SELECT pg_conf_load_time()", &[]);
+            row.expect("the load time is readable").get(0)
+        };
+        let before = loaded_at();
+        self.running().signal(libc::SIGHUP);
+        wait::until_true("the server to reload its configuration", || {
+            loaded_at() > before
+        });
+    }
+
+    /// Starts a cluster that was stopped or killed.
+    pub fn start_server(&mut self) {
+        assert!(self.server.is_none(), "the server is already running");
+        let mut command = self.server_program("postgres");
+        command.arg("-D").arg(self.data_directory());
+        command
+            .stdin(Stdio::null())
+            .stderr(self.server_log().open());
+        self.server = Some(Process::spawn(command, libc::SIGQUIT));
+        wait::until("the server to accept connections", || {
+            if let Some(status) = self.running().exit_status() {
+                panic!("the server ended with {status}");
+            }
+            self.config("postgres").connect(NoTls).map(drop)
+        });
+    }
+
+    /// Fast shutdown: sessions are disconnected, the shutdown is clean.
+    pub fn stop(&mut self) {
+        self.running().signal(libc::SIGINT);
+        self.running().wait();
+        self.server = None;
+    }
+
+    pub fn restart(&mut self) {
+        self.stop();
+        self.start_server();
+    }
+
+    /// Immediate shutdown: nothing is written any more, and the next start has to recover.
+    pub fn kill_immediately(&mut self) {
+        self.running().quit();
+        self.server = None;
+    }
+
+    fn running(&self) -> &Process {
+        self.server.as_ref().expect("the server is running")
+    }
+
+    fn initialise(&self) {
+        let output = self
+            .server_program("initdb")
+            .arg("-D")
+            .arg(self.data_directory())
+            .args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"])
+            .args(["--username", SUPERUSER, "--no-sync"])
+            .output()
+            .expect("initdb can be run");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "initdb failed: {errors}");
+    }
+
+    fn server_program(&self, name: &str) -> Command {
+        let mut command = unprivileged(BIN_DIRECTORY.join(name));
+        command.current_dir(self.directory.path());
+        command
+    }
+
+    fn server_log(&self) -> ServerLog {
+        ServerLog::new(self.directory.join("server.log"))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.server = None;
+        if thread::panicking() {
+            eprintln!(
+                "the server's last words:\n{}",
+                self.server_log().last_lines()
+            );
+            eprintln!("its files are kept in {}", self.directory.keep().display());
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! One test's database, and the extension's calls that most tests make.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use postgres::types::FromSqlOwned;
+use postgres::{Client, Config, NoTls};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::log::ServerLog;
+use crate::wait;
+
+/// Fails in milliseconds what the default policy fails in days.
+const FAST_POLICY: &str = "
+    INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up)
+    VALUES ('fast', 3, 'fixed', '20 ms', 0, 0)";
+
+/// Holds no connection between calls: an idle one would block DROP DATABASE and TEMPLATE copies.
+pub struct Database {
+    name: String,
+    config: Config,
+    maintenance: Config,
+    log_when_failed: Option<ServerLog>,
+}
+
+impl Database {
+    pub(crate) fn create(
+        maintenance: Config,
+        prefix: &str,
+        log_when_failed: Option<ServerLog>,
+    ) -> Database {
+        static COUNT: AtomicU32 = AtomicU32::new(1);
+        let name = format!("{prefix}_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut config = maintenance.clone();
+        config.dbname(&name);
+        let database = Database {
+            name,
+            config,
+            maintenance,
+            log_when_failed,
+        };
+        connect(&database.maintenance)
+            .batch_execute(&format!("CREATE DATABASE {}", database.name))
+            .unwrap_or_else(|error| panic!("could not create {}: {error:?}", database.name));
+        database
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[track_caller]
+    pub fn connect(&self) -> Client {
+        connect(&self.config)
+    }
+
+    /// Runs one or several statements.
+    #[track_caller]
+    pub fn execute(&self, sql: &str) {
+        let result = self.connect().batch_execute(sql);
+        result.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    /// The first column of the only row.
+    #[track_caller]
+    pub fn query_one_value<T: FromSqlOwned>(&self, sql: &str) -> T {
+        query_one_value(&mut self.connect(), sql)
+    }
+
+    /// Waits until a query that returns one boolean says true.
+    #[track_caller]
+    pub fn wait_until(&self, sql: &str) {
+        let mut client = self.connect();
+        wait::until_true(sql, || query_one_value(&mut client, sql));
+    }
+
+    /// Creates the extension and the policy `fast`: three attempts, 20 ms apart.
+    pub fn create_extension(&self) {
+        self.execute("CREATE EXTENSION webhook");
+        self.execute(FAST_POLICY);
+    }
+
+    /// Returns the endpoint's secret.
+    #[track_caller]
+    pub fn add_endpoint(&self, name: &str, url: &str) -> String {
+        self.add_endpoint_with(name, url, "policy => 'fast'")
+    }
+
+    /// `options` are named arguments as SQL: `policy => 'fast', tenant => 'acme'`.
+    #[track_caller]
+    pub fn add_endpoint_with(&self, name: &str, url: &str, options: &str) -> String {
+        self.query_one_value(&format!(
+            "SELECT secret FROM webhook_add_endpoint('{name}', '{url}', {options})"
+        ))
+    }
+
+    #[track_caller]
+    pub fn emit(&self, event_type: &str, payload: Value) -> Uuid {
+        emit(&mut self.connect(), event_type, payload)
+    }
+
+    /// The status of the event's deliveries; several different ones are joined by commas.
+    #[track_caller]
+    pub fn delivery_status(&self, event_id: Uuid) -> Option<String> {
+        delivery_status(&mut self.connect(), event_id)
+    }
+
+    /// Waits until all of the event's deliveries have this status.
+    #[track_caller]
+    pub fn wait_for_status(&self, event_id: Uuid, status: &str) {
+        let mut client = self.connect();
+        let awaited = format!("the delivery of {event_id} to be {status}");
+        wait::until(&awaited, || {
+            let seen = delivery_status(&mut client, event_id);
+            if seen.as_deref() == Some(status) {
+                Ok(())
+            } else {
+                Err(seen)
+            }
+        });
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        if let (true, Some(log)) = (thread::panicking(), &self.log_when_failed) {
+            eprintln!(
+                "the server's log when {} was dropped:\n{}",
+                self.name,
+                log.last_lines()
+            );
+        }
+        // The cluster may be gone already.
+        if let Ok(mut client) = self.maintenance.connect(NoTls) {
+            let _ = client.batch_execute(&format!("DROP DATABASE {} WITH (FORCE)", self.name));
+        }
+    }
+}
+
+/// Emits in a session of the test's own, where it can be part of a transaction.
+#[track_caller]
+pub fn emit(client: &mut impl postgres::GenericClient, event_type: &str, payload: Value) -> Uuid {
+    client
+        .query_one("SELECT webhook_emit($1, $2)", &[&event_type, &payload])
+        .unwrap_or_else(|error| panic!("could not emit {event_type}: {error:?}"))
+        .get(0)
+}
+
+#[track_caller]
+fn connect(config: &Config) -> Client {
+    let client = config.connect(NoTls);
+    client
+        .unwrap_or_else(|error| panic!("could not connect to {:?}: {error:?}", config.get_dbname()))
+}
+
+#[track_caller]
+fn query_one_value<T: FromSqlOwned>(client: &mut Client, sql: &str) -> T {
+    let row = client.query_one(sql, &[]);
+    row.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+        .get(0)
+}
+
+#[track_caller]
+fn delivery_status(client: &mut Client, event_id: Uuid) -> Option<String> {
+    client
+        .query_one(
+            "SELECT string_agg(DISTINCT status, ',' ORDER BY status) FROM webhook.delivery WHERE event_id = $1",
+            &[&event_id],
+        )
+        .unwrap_or_else(|error| panic!("could not read the status of {event_id}: {error:?}"))
+        .get(0)
+}

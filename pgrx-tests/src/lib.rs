@@ -1,0 +1,17 @@
+//! What the end-to-end tests stand on: a real cluster, a real HTTP receiver, and waiting without sleeping.
+
+pub mod cluster;
+pub mod database;
+pub mod directory;
+pub mod log;
+pub mod pgbouncer;
+pub mod port;
+pub mod process;
+pub mod receiver;
+pub mod verifier;
+pub mod wait;
+
+pub use cluster::Cluster;
+pub use database::Database;
+pub use pgbouncer::PgBouncer;
+pub use receiver::{Answer, Receiver, Request};

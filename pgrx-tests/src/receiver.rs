@@ -1,0 +1,282 @@
+//! A real HTTP server on loopback that records every request and answers as told.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Instant, SystemTime};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::HeaderMap;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::sync::{oneshot, watch};
+use uuid::Uuid;
+
+use crate::{port, wait};
+
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub method: String,
+    /// With the query, as it was sent.
+    pub path: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub arrived: Instant,
+    pub arrived_at: SystemTime,
+}
+
+impl Request {
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        let value = self.headers.get(name);
+        let value = value.unwrap_or_else(|| panic!("no header {name} in {:?}", self.headers));
+        value.to_str().expect("our headers are ASCII")
+    }
+
+    /// What `webhook_emit()` returned for it.
+    #[track_caller]
+    pub fn event_id(&self) -> Uuid {
+        let id = self.header("webhook-id");
+        Uuid::parse_str(id).unwrap_or_else(|_| panic!("webhook-id is not a uuid: {id}"))
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("not JSON ({error}): {:?}", self.body))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Bytes,
+}
+
+impl Answer {
+    pub fn status(status: u16) -> Answer {
+        Answer {
+            status,
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    pub fn header(mut self, name: &str, value: &str) -> Answer {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn body(mut self, body: impl Into<Bytes>) -> Answer {
+        self.body = body.into();
+        self
+    }
+
+    fn into_response(self) -> hyper::Response<Full<Bytes>> {
+        let mut response = hyper::Response::builder().status(self.status);
+        for (name, value) in self.headers {
+            response = response.header(name, value);
+        }
+        response
+            .body(Full::new(self.body))
+            .expect("tests answer with valid headers")
+    }
+}
+
+type Responder = Arc<dyn Fn(&Request, usize) -> Answer + Send + Sync>;
+
+struct Shared {
+    state: Mutex<State>,
+    held_paths: watch::Sender<HashSet<String>>,
+}
+
+#[derive(Default)]
+struct State {
+    requests: Vec<Request>,
+    requests_by_path: HashMap<String, usize>,
+    responders: HashMap<String, Responder>,
+}
+
+/// Dropped, it closes its port and every connection.
+pub struct Receiver {
+    port: u16,
+    shared: Arc<Shared>,
+    server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Receiver {
+    pub fn start() -> Receiver {
+        Receiver::start_on(port::free())
+    }
+
+    /// For a receiver that comes back where an earlier one, or nobody, was.
+    pub fn start_on(port: u16) -> Receiver {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+            .unwrap_or_else(|error| panic!("could not listen on port {port}: {error}"));
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            held_paths: watch::Sender::default(),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let thread = {
+            let shared = shared.clone();
+            thread::spawn(move || serve(listener, shared, stopped))
+        };
+        Receiver {
+            port,
+            shared,
+            server: Some((stop, thread)),
+        }
+    }
+
+    /// A URL where nobody listens.
+    pub fn closed_url() -> String {
+        format!("http://127.0.0.1:{}/", port::free())
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Answers the path's requests from now on, instead of with 200. The responder gets the request and its
+    /// number among all to this path, from 1.
+    pub fn respond(
+        &self,
+        path: &str,
+        responder: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static,
+    ) {
+        let mut state = self.shared.state.lock().unwrap();
+        state
+            .responders
+            .insert(path.to_owned(), Arc::new(responder));
+    }
+
+    /// Requests to this path are recorded, but their answers wait for `release`.
+    pub fn hold(&self, path: &str) {
+        self.shared.held_paths.send_modify(|held| {
+            held.insert(path.to_owned());
+        });
+    }
+
+    pub fn release(&self, path: &str) {
+        self.shared.held_paths.send_modify(|held| {
+            held.remove(path);
+        });
+    }
+
+    /// In the order of arrival.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.state.lock().unwrap().requests.clone()
+    }
+
+    pub fn requests_to(&self, path: &str) -> Vec<Request> {
+        let mut requests = self.requests();
+        requests.retain(|request| without_query(&request.path) == path);
+        requests
+    }
+
+    pub fn request_count(&self) -> usize {
+        self.shared.state.lock().unwrap().requests.len()
+    }
+
+    /// Waits until there are at least `count` requests and returns them all.
+    #[track_caller]
+    pub fn wait_for_requests(&self, count: usize) -> Vec<Request> {
+        wait::until(&format!("{count} requests to arrive"), || {
+            match self.request_count() {
+                seen if seen >= count => Ok(()),
+                seen => Err(seen),
+            }
+        });
+        self.requests()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.server.take() {
+            let _ = stop.send(());
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: TcpListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build();
+    // Leaving block_on drops the runtime and with it every connection.
+    runtime.expect("a runtime can be built").block_on(async {
+        tokio::select! {
+            _ = accept(listener, shared) => {}
+            _ = stopped => {}
+        }
+    });
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let shared = shared.clone();
+        let service = service_fn(move |request| answer(request, shared.clone()));
+        let connection = hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::spawn(connection);
+    }
+}
+
+async fn answer(
+    incoming: hyper::Request<Incoming>,
+    shared: Arc<Shared>,
+) -> Result<hyper::Response<Full<Bytes>>, Infallible> {
+    let (arrived, arrived_at) = (Instant::now(), SystemTime::now());
+    let (head, body) = incoming.into_parts();
+    let Ok(body) = body.collect().await else {
+        return Ok(Answer::status(400).into_response());
+    };
+    let path = head.uri.path().to_owned();
+    let request = Request {
+        method: head.method.to_string(),
+        path: head.uri.to_string(),
+        headers: head.headers,
+        body: body.to_bytes(),
+        arrived,
+        arrived_at,
+    };
+    let number = shared.record(&path, &request);
+    let mut held_paths = shared.held_paths.subscribe();
+    let _ = held_paths.wait_for(|held| !held.contains(&path)).await;
+    Ok(shared.answer(&path, &request, number).into_response())
+}
+
+impl Shared {
+    /// Returns the request's number among all to this path.
+    fn record(&self, path: &str, request: &Request) -> usize {
+        let mut state = self.state.lock().unwrap();
+        state.requests.push(request.clone());
+        let number = state.requests_by_path.entry(path.to_owned()).or_default();
+        *number += 1;
+        *number
+    }
+
+    fn answer(&self, path: &str, request: &Request, number: usize) -> Answer {
+        let responder = self.state.lock().unwrap().responders.get(path).cloned();
+        responder.map_or(Answer::status(200), |responder| responder(request, number))
+    }
+}
+
+fn without_query(path: &str) -> &str {
+    path.split_once('?').map_or(path, |(path, _)| path)
+}
