@@ -11,7 +11,8 @@
 -- a million rows when it is used; a sequential scan or a sort chosen once would stay.
 
 -- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
--- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight.
+-- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is a day at
+-- most, so that a delivery parked until infinity is one too.
 CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int)
     LANGUAGE plpgsql
@@ -29,7 +30,7 @@ BEGIN
         SELECT (SELECT min(q.endpoint_id) FROM webhook.delivery_queue q WHERE q.endpoint_id > page.id), page.place + 1
         FROM page WHERE page.id IS NOT NULL AND page.place < page_size
     )
-    SELECT page.id, ceil(extract(epoch FROM waiting.next_attempt_at - now()) * 1000)::bigint, e.max_in_flight
+    SELECT page.id, ceil(least(extract(epoch FROM waiting.next_attempt_at) - extract(epoch FROM now()), 86400) * 1000)::bigint, e.max_in_flight
     FROM page
     LEFT JOIN webhook.endpoint e
         ON e.id = page.id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL

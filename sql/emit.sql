@@ -1,8 +1,5 @@
 -- Emitting: one event, and one delivery for each endpoint that wants it, in the caller's transaction.
 
-ALTER TABLE webhook.event ADD CONSTRAINT well_formed_event_type
-    CHECK (event_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$' AND length(event_type) <= 200);
-
 -- Paused and disabled endpoints get their deliveries too: parked, never dropped. The planner is told to use
 -- the index on subscriptions whatever it has seen: a plan made among few endpoints must do for many.
 -- @api public

@@ -22,8 +22,9 @@ BEGIN
                     finished_at_epochs)
             AS o (event_id, endpoint_id, claim_seq, status_code, error_kind, error, excerpt, duration_ms, finished_at_epoch)
     ), rule AS MATERIALIZED (
-        SELECT e.id AS endpoint_id, webhook.policy_of(e.policy) AS policy
-        FROM webhook.endpoint e WHERE e.id = ANY (endpoint_ids)
+        SELECT batch.endpoint_id, webhook.policy_of(e.policy) AS policy
+        FROM (SELECT DISTINCT i.endpoint_id FROM unnest(endpoint_ids) AS i (endpoint_id)) batch
+        LEFT JOIN webhook.endpoint e ON e.id = batch.endpoint_id
     ), fenced AS MATERIALIZED (
         SELECT q.event_id, q.endpoint_id, q.event_type, q.attempts, q.max_attempts, q.next_attempt_at, q.expires_at,
                q.ordering_key, q.coalesce_key, q.claim_seq, q.created_at,

@@ -106,31 +106,40 @@ CREATE TABLE webhook.delivery (
     last_error       text,
     duration_ms      int,
     created_at       timestamptz NOT NULL DEFAULT now(),
-    completed_at     timestamptz,
-    CONSTRAINT known_status CHECK (status IN ('PENDING', 'SENDING', 'SENT', 'FAILED', 'CANCELLED')),
-    CONSTRAINT finite_next_attempt CHECK (isfinite(next_attempt_at)),
-    CONSTRAINT attempts_in_bounds CHECK (attempts BETWEEN 0 AND max_attempts),
-    CONSTRAINT pending_has_an_attempt_left CHECK (status <> 'PENDING' OR attempts < max_attempts),
-    CONSTRAINT sending_is_claimed CHECK ((status = 'SENDING') = (claimed_by IS NOT NULL AND claimed_at IS NOT NULL)),
-    CONSTRAINT finished_has_a_time CHECK ((status IN ('SENT', 'FAILED', 'CANCELLED')) = (completed_at IS NOT NULL)),
-    CONSTRAINT failure_has_an_error CHECK (status <> 'FAILED' OR last_error IS NOT NULL)
+    completed_at     timestamptz
 ) PARTITION BY LIST (status);
 
+-- Each leaf says in one CHECK what its rows must be; a CHECK is prepared anew by every INSERT, and eight on
+-- the parent made emitting a third slower.
+--
 -- A claim is an UPDATE of columns that no index knows, on pages with room: always HOT. Hence no status in
 -- any index key or predicate, and the fillfactor.
-CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (PRIMARY KEY (event_id, endpoint_id))
+CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
+    PRIMARY KEY (event_id, endpoint_id),
+    CONSTRAINT pending_or_claimed CHECK (
+        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND claimed_by IS NULL
+                    ELSE attempts BETWEEN 1 AND max_attempts AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END
+        AND attempts >= 0 AND completed_at IS NULL)
+)
     FOR VALUES IN ('PENDING', 'SENDING')
     WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
           autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
           autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 CREATE INDEX delivery_queue_due ON webhook.delivery_queue (endpoint_id, next_attempt_at, event_id);
 
-CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (PRIMARY KEY (event_id, endpoint_id))
+CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (
+    PRIMARY KEY (event_id, endpoint_id),
+    CONSTRAINT finished CHECK (completed_at IS NOT NULL AND claimed_by IS NULL AND attempts BETWEEN 0 AND max_attempts)
+)
     FOR VALUES IN ('SENT', 'CANCELLED')
     WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX delivery_history_completed ON webhook.delivery_history (completed_at);
 
-CREATE TABLE webhook.dead_letter PARTITION OF webhook.delivery (PRIMARY KEY (event_id, endpoint_id))
+CREATE TABLE webhook.dead_letter PARTITION OF webhook.delivery (
+    PRIMARY KEY (event_id, endpoint_id),
+    CONSTRAINT failed_with_an_error CHECK (
+        completed_at IS NOT NULL AND last_error IS NOT NULL AND claimed_by IS NULL AND attempts BETWEEN 0 AND max_attempts)
+)
     FOR VALUES IN ('FAILED');
 CREATE INDEX dead_letter_completed ON webhook.dead_letter (completed_at);
 

@@ -57,3 +57,32 @@ fn worker_report() -> TableIterator<
         )
     }))
 }
+
+#[cfg(any(test, feature = "pg_test"))]
+#[pg_schema]
+mod tests {
+    use pgrx::prelude::*;
+
+    #[pg_test]
+    fn new_ids_are_version_7_and_in_order() {
+        let ids: Vec<uuid::Uuid> = (0..1000)
+            .map(|_| uuid::Uuid::from_bytes(*super::new_id().as_bytes()))
+            .collect();
+        assert!(ids.iter().all(|id| id.get_version_num() == 7));
+        assert!(ids.is_sorted_by(|one, next| one < next));
+    }
+
+    #[pg_test]
+    fn the_library_is_preloaded_and_the_launcher_runs() {
+        let launchers = Spi::get_one::<i64>(
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
+        );
+        assert!(super::is_preloaded());
+        assert_eq!(launchers, Ok(Some(1)));
+    }
+
+    #[pg_test(error = "event type \"no spaces\" is not valid")]
+    fn an_invalid_event_type_is_refused() {
+        Spi::run("SELECT webhook_emit('no spaces')").unwrap();
+    }
+}

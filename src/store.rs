@@ -103,6 +103,12 @@ pub fn transaction<T>(
     result
 }
 
+/// Before a long sleep: what was counted since the last report would stay unknown until the next wake-up.
+pub fn flush_statistics() {
+    // SAFETY: main thread, outside of any transaction.
+    unsafe { pg_sys::pgstat_report_stat(true) };
+}
+
 /// What the session relies on, whatever the server or the database has set.
 pub fn prepare_session() {
     const SETTINGS: [(&std::ffi::CStr, &std::ffi::CStr); 7] = [
@@ -130,17 +136,26 @@ pub fn prepare_session() {
 pub struct Extension {
     pub oid: pg_sys::Oid,
     pub owner: String,
+    pub database: String,
 }
 
 pub fn find_extension(client: &SpiClient<'_>) -> Result<Option<Extension>, spi::Error> {
     let rows = client.select(
-        "SELECT oid, pg_catalog.pg_get_userbyid(extowner)::text FROM pg_catalog.pg_extension WHERE extname = 'webhook'",
+        "SELECT oid, pg_catalog.pg_get_userbyid(extowner)::text, pg_catalog.current_database()::text FROM pg_catalog.pg_extension WHERE extname = 'webhook'",
         None,
         &[],
     )?;
     for row in rows {
-        if let (Some(oid), Some(owner)) = (row.get::<pg_sys::Oid>(1)?, row.get::<String>(2)?) {
-            return Ok(Some(Extension { oid, owner }));
+        if let (Some(oid), Some(owner), Some(database)) = (
+            row.get::<pg_sys::Oid>(1)?,
+            row.get::<String>(2)?,
+            row.get::<String>(3)?,
+        ) {
+            return Ok(Some(Extension {
+                oid,
+                owner,
+                database,
+            }));
         }
     }
     Ok(None)

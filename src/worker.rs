@@ -10,7 +10,7 @@ use crate::launcher;
 use crate::pg_compat;
 use crate::settings::Settings;
 use crate::shmem::{self, Slot, State, Text};
-use crate::store::{self, Ending, Trouble};
+use crate::store::{self, Ending, Extension, Trouble};
 use ledger::Ledger;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::prelude::*;
@@ -113,7 +113,7 @@ enum End {
 
 struct Worker {
     database: pg_sys::Oid,
-    extension: pg_sys::Oid,
+    extension: Extension,
     settings: Settings,
     pool: Pool,
     instance: i32,
@@ -140,7 +140,7 @@ impl Worker {
             })?;
         Ok(Some(Worker {
             database,
-            extension: extension.oid,
+            extension,
             settings,
             pool,
             instance,
@@ -154,7 +154,10 @@ impl Worker {
     }
 
     fn run(&mut self) {
-        log!("webhook worker started");
+        log!(
+            "webhook worker for database \"{}\" started",
+            self.extension.database
+        );
         let end = loop {
             match self.turn() {
                 Err(end) => break end,
@@ -169,25 +172,34 @@ impl Worker {
             End::Stop => {
                 self.shut_down();
                 say(self.database, |slot| slot.failures = 0);
-                log!("webhook worker stopped");
+                log!(
+                    "webhook worker for database \"{}\" stopped",
+                    self.extension.database
+                );
             }
             End::ExtensionGone => {
                 self.pool.abort();
                 leave_without_extension(self.database);
-                log!("webhook worker stopped: the extension was dropped");
+                log!(
+                    "webhook worker for database \"{}\" ended: the extension was dropped",
+                    self.extension.database
+                );
             }
         }
     }
 
     /// Sleeps until a commit, an outcome, a signal, or the end of the pause.
     fn wait(&mut self, pause: Duration) -> Option<End> {
+        if pause > Duration::from_millis(100) {
+            store::flush_statistics();
+        }
         if wait_for_latch_or(&self.pool, pause) {
             self.agenda.begin_anew();
         }
         if told_to_die() {
             return Some(End::Stop);
         }
-        check_for_interrupts!();
+        serve_interrupts();
         if launcher::reload_settings_if_asked() {
             let settings = Settings::current();
             if (settings.workers, &settings.role) != (self.settings.workers, &self.settings.role) {
@@ -213,7 +225,7 @@ impl Worker {
         self.collect_within(GRACE);
         self.pool.abort();
         self.collect_within(INTERRUPTION);
-        for key in self.ledger.still_out() {
+        for key in self.ledger.keys_out() {
             self.ledger.end(Ending::released(key));
         }
         self.settle_within(LAST_SETTLING);
@@ -226,11 +238,11 @@ impl Worker {
                 self.ledger.end(released_if_interrupted(outcome));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.ledger.nothing_is_out() {
+            if left.is_zero() || self.ledger.out() == 0 {
                 return;
             }
             wait_for_latch_or(&self.pool, left);
-            check_for_interrupts!();
+            serve_interrupts();
         }
     }
 
@@ -244,7 +256,7 @@ impl Worker {
                 Err(trouble) if trouble.is_passing() => {}
                 Err(trouble) => return report_error(self.database, &trouble.message),
             }
-            check_for_interrupts!();
+            serve_interrupts();
         }
     }
 }
@@ -290,6 +302,13 @@ fn told_to_die() -> bool {
         }
         told
     }
+}
+
+/// Barriers and the like. A cancellation is meant for a statement, and none is running.
+fn serve_interrupts() {
+    // SAFETY: the flag is set by the signal handler of this thread.
+    unsafe { (&raw mut pg_sys::QueryCancelPending).write_volatile(0) };
+    check_for_interrupts!();
 }
 
 /// Each thread has a connection in use and may leave one idle; they must stay below the limit of open files,

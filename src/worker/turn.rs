@@ -5,10 +5,11 @@ use super::ledger::Ledger;
 use super::{End, Worker, report_error, say};
 use crate::shmem::State;
 use crate::store::{self, Ending, Trouble, Waiting};
+use crate::wake;
 use pgrx::prelude::*;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use webhook_delivery::Attempt;
+use webhook_delivery::{Attempt, Key};
 
 /// Endpoints read at a time; bounds what a turn costs where many have something queued.
 const AGENDA_PAGE: usize = 300;
@@ -84,7 +85,7 @@ impl Worker {
         if Instant::now() < self.next_housekeeping || self.hold().is_some() {
             return Ok(true);
         }
-        let claimed = self.ledger.claimed();
+        let claimed = self.ledger.keys();
         let (extension, recovered, foreign) = store::transaction(|client| {
             let recovered = store::recover(client, self.instance, &claimed)?;
             Ok((
@@ -115,7 +116,7 @@ impl Worker {
             HOUSEKEEPING_EVERY
         };
         self.next_housekeeping = Instant::now() + pause.min(self.settings.stale_after);
-        Ok(extension.is_some_and(|extension| extension.oid == self.extension))
+        Ok(extension.is_some_and(|extension| extension.oid == self.extension.oid))
     }
 
     /// Why nothing is claimed now, if so.
@@ -134,13 +135,21 @@ impl Worker {
     pub(super) fn settle(&mut self) -> Result<(), Trouble> {
         let endings = self.ledger.take_endings();
         match store::transaction(|client| store::settle(client, &endings)) {
-            Ok(locked) => self.ledger.settle(endings, &locked),
+            Ok(locked) => self.keep_locked(endings, &locked),
             Err(trouble) => {
                 self.ledger.put_back(endings);
                 return Err(trouble);
             }
         }
         Ok(())
+    }
+
+    fn keep_locked(&mut self, endings: Vec<Ending>, locked: &HashSet<Key>) {
+        self.ledger.put_back(
+            endings
+                .into_iter()
+                .filter(|ending| locked.contains(&ending.key)),
+        );
     }
 
     fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
@@ -171,7 +180,6 @@ impl Worker {
             let wishes = wishes(
                 &page,
                 &self.ledger,
-                endings.len(),
                 self.settings.max_in_flight,
                 self.agenda.rotation,
             );
@@ -184,7 +192,7 @@ impl Worker {
         });
         match worked {
             Ok((locked, page, wishes, attempts)) => {
-                self.ledger.settle(endings, &locked);
+                self.keep_locked(endings, &locked);
                 Ok(self.dispatch(&page, &wishes, attempts))
             }
             Err(trouble) => {
@@ -250,9 +258,12 @@ impl Worker {
 
     fn report_state(&mut self) {
         let (state, reason) = self.hold().unwrap_or((State::Running, ""));
-        let in_flight = i32::try_from(self.ledger.len()).unwrap_or(i32::MAX);
-        if self.reported != Some((state, in_flight)) {
-            self.reported = Some((state, in_flight));
+        let in_flight = i32::try_from(self.ledger.out()).unwrap_or(i32::MAX);
+        if self.reported.is_none() {
+            // It starts the workers one after the other.
+            wake::launcher();
+        }
+        if self.reported.replace((state, in_flight)) != Some((state, in_flight)) {
             say(self.database, |slot| {
                 slot.say(state, reason);
                 slot.in_flight = in_flight;
@@ -266,7 +277,6 @@ impl Worker {
 fn wishes(
     page: &[Waiting],
     ledger: &Ledger,
-    ending: usize,
     max_in_flight: usize,
     rotation: usize,
 ) -> Vec<(i32, usize)> {
@@ -280,12 +290,11 @@ fn wishes(
     let first = rotation % due.len();
     due.rotate_left(first);
 
-    let mut free = (max_in_flight + ending).saturating_sub(ledger.len());
+    let mut free = max_in_flight.saturating_sub(ledger.out());
     let mut wishes = Vec::with_capacity(due.len());
     for (place, waiting) in due.iter().enumerate() {
         let fair = free.div_ceil(due.len() - place);
-        let room =
-            (waiting.share * CLAIM_AHEAD).saturating_sub(ledger.of_endpoint(waiting.endpoint_id));
+        let room = (waiting.share * CLAIM_AHEAD).saturating_sub(ledger.out_to(waiting.endpoint_id));
         let wish = fair.min(room);
         if wish > 0 {
             wishes.push((waiting.endpoint_id, wish));

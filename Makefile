@@ -1,0 +1,78 @@
+# make help lists what there is. PG=16 builds for another version of PostgreSQL.
+
+PG ?= 15
+PGRX := 0.18.1
+PG_CONFIG ?= /usr/lib/postgresql/$(PG)/bin/pg_config
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+VENV := $(TARGET)/venv
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+FEATURES := --no-default-features --features pg$(PG)
+PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG) libclang-dev clang pkg-config pgbouncer python3-venv sudo
+
+export PG_CONFIG
+export WEBHOOK_TEST_PYTHON ?= $(VENV)/bin/python3
+
+.PHONY: help setup build install run demo test lint unit pgtest e2e package clean venv
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what is missing: Debian packages, cargo-pgrx
+	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+		echo "Installing Debian packages:" $$missing; \
+		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	fi
+	@cargo pgrx --version 2>/dev/null | grep -qx 'cargo-pgrx $(PGRX)' || { \
+		echo "Installing cargo-pgrx $(PGRX): 5 to 12 minutes, once per machine"; \
+		cargo install --locked --quiet cargo-pgrx --version '=$(PGRX)'; }
+	@grep -qs '^pg$(PG) = "$(PG_CONFIG)"' "$${PGRX_HOME:-$$HOME/.pgrx}/config.toml" || \
+		cargo pgrx init --pg$(PG) $(PG_CONFIG)
+
+build: setup ## compile the extension
+	@echo "Compiling the extension: 2 to 5 minutes the first time"
+	cargo build --release $(FEATURES)
+
+install: setup ## compile, and install into the server that PG_CONFIG names
+	@echo "Compiling and installing the extension: 2 to 5 minutes the first time"
+	cargo pgrx install --release --pg-config $(PG_CONFIG) $(FEATURES) $(if $(SUDO),--sudo)
+
+run: ## a throwaway server with the extension, until Ctrl-C
+	@$(MAKE) --no-print-directory demo KEEP=1
+
+demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
+	@echo "Compiling the demo: a minute the first time"
+	@cargo build --quiet --package webhook-e2e --bin demo
+	@KEEP=$(KEEP) $(TARGET)/debug/demo
+
+test: lint unit pgtest e2e ## everything below: lint, unit, pgtest, e2e
+
+lint: setup ## formatting, and clippy with warnings as errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
+
+unit: ## tests of the delivery crate, without PostgreSQL
+	cargo test --package webhook-delivery
+
+pgtest: setup ## tests that run inside a backend
+	@# As root the server needs another user, and a directory that is that user's. It writes a debug
+	@# build over the installed extension, hence before e2e.
+	@if [ "$$(id -u)" = 0 ]; then \
+		directory=$$(mktemp -d) && chown postgres "$$directory" && \
+		USER=root cargo pgrx test pg$(PG) --runas postgres --pgdata "$$directory/data"; status=$$?; \
+		rm -rf "$$directory"; exit $$status; \
+	else cargo pgrx test pg$(PG); fi
+
+e2e: install venv ## end-to-end tests: real servers, real HTTP
+	cargo test --package webhook-e2e
+
+venv: setup ## the third-party verifier of signatures
+	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)
+	@$(VENV)/bin/python3 -c 'import standardwebhooks' 2>/dev/null || \
+		$(VENV)/bin/pip install --quiet --disable-pip-version-check standardwebhooks==1.1.0
+
+package: setup ## the files to install, under target/
+	cargo pgrx package --pg-config $(PG_CONFIG) $(FEATURES)
+
+clean: ## remove what was built
+	cargo clean
