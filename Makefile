@@ -12,7 +12,7 @@ PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG) libclang-dev clang pkg-
 export PG_CONFIG
 export WEBHOOK_TEST_PYTHON ?= $(VENV)/bin/python3
 
-.PHONY: help setup build install run demo test lint unit pgtest e2e package clean venv
+.PHONY: help setup build install run demo test lint unit pgtest e2e bench package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ pgtest: setup ## tests that run inside a backend
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP
 	cargo test --package webhook-e2e
+
+bench: install ## commit to receipt on an idle server
+	cargo run --release --quiet --package webhook-e2e --bin latency
 
 venv: setup ## the third-party verifier of signatures
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)

@@ -52,8 +52,8 @@ fn worker_report() -> TableIterator<
             Some(slot.in_flight),
             slot.last_error.to_option(),
             (slot.last_error_at != 0)
-                .then(|| slot.last_error_at.into())
-                .and_then(|at: i64| at.try_into().ok()),
+                .then_some(slot.last_error_at)
+                .and_then(|at| at.try_into().ok()),
         )
     }))
 }

@@ -26,6 +26,7 @@ pub fn install() {
 }
 
 #[pg_guard]
+#[allow(clippy::too_many_arguments)] // The signature is the server's.
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
     query: *const c_char,
