@@ -8,16 +8,17 @@
 -- tried again a little later.
 --
 -- The settings on each function keep the plan fixed. The queue is empty when the plan is made and may have
--- a million rows when it is used; a sequential scan or a sort chosen once would stay.
+-- a million rows when it is used; a sequential scan or a sort chosen once would stay. It is generic from the
+-- start: with arrays as arguments the planner would otherwise plan every call anew.
 
 -- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
--- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is a day at
--- most, so that a delivery parked until infinity is one too.
+-- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0
+-- for what is due and a day at most, whatever people wrote: infinity is a way to park a delivery.
 CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();
@@ -30,7 +31,7 @@ BEGIN
         SELECT (SELECT min(q.endpoint_id) FROM webhook.delivery_queue q WHERE q.endpoint_id > page.id), page.place + 1
         FROM page WHERE page.id IS NOT NULL AND page.place < page_size
     )
-    SELECT page.id, ceil(least(extract(epoch FROM waiting.next_attempt_at) - extract(epoch FROM now()), 86400) * 1000)::bigint, e.max_in_flight
+    SELECT page.id, ceil(greatest(0, least(86400, extract(epoch FROM waiting.next_attempt_at) - extract(epoch FROM now()))) * 1000)::bigint, e.max_in_flight
     FROM page
     LEFT JOIN webhook.endpoint e
         ON e.id = page.id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
@@ -49,7 +50,7 @@ CREATE FUNCTION webhook.claim(instance int, endpoint_ids int[], capacities int[]
                    payload text, occurred_at text)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET webhook.engine = on SET timezone = 'UTC' AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET webhook.engine = on SET timezone = 'UTC' AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();

@@ -29,7 +29,7 @@ BEGIN
         prefix := left(prefix, -strpos(reverse(prefix), '.'));
         keys := keys || (' ' || prefix || '.*');
     END LOOP;
-    IF prefix <> 'webhook' THEN
+    IF event_type NOT LIKE 'webhook.%' THEN
         keys := keys || ' *'::text;
     END IF;
     IF tenant IS NOT NULL THEN
@@ -46,14 +46,24 @@ DECLARE
     remedy text;
     bad text;
 BEGIN
-    IF NEW.name !~ '^[^[:cntrl:]]{1,200}$' THEN
+    -- What the table would refuse too is refused here first: its message shows the whole row, credentials and all.
+    IF num_nulls(NEW.name, NEW.url, NEW.event_types, NEW.policy, NEW.headers, NEW.format, NEW.metadata, NEW.origin) > 0 THEN
+        problem := 'name, url, event_types, policy, headers, format, metadata and origin must not be null';
+        remedy := 'Leave out what you have no value for.';
+    ELSIF (NEW.disabled_at IS NULL) <> (NEW.disabled_reason IS NULL) THEN
+        problem := 'disabled_at and disabled_reason go together';
+        remedy := 'Set both, or neither.';
+    ELSIF NEW.format <> 'standard' OR num_nonnulls(NEW.template, NEW.filter, NEW.rate_limit) > 0 THEN
+        problem := 'formats other than standard, templates, filters and rate limits are not supported yet';
+        remedy := 'Leave format at standard, and template, filter and rate_limit null.';
+    ELSIF NEW.name !~ '^[^[:cntrl:]]{1,200}$' THEN
         problem := 'the name must have 1 to 200 characters and no control characters';
         remedy := 'Choose a short name such as ''billing''.';
     ELSIF NEW.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
         problem := 'the tenant must have 1 to 200 characters, no white space and no control characters';
         remedy := 'Leave the tenant null for an endpoint that serves everyone.';
-    ELSIF NEW.url !~ '^[\x21-\x7e]+$' OR length(NEW.url) > 2048 THEN
-        problem := 'the URL must have at most 2048 characters, all of them printable ASCII';
+    ELSIF NEW.url !~ '^[\x21-\x7e]+$' OR NEW.url ~ '["<>`]' OR length(NEW.url) > 2048 THEN
+        problem := 'the URL must have at most 2048 characters, printable ASCII without ", <, > and `';
         remedy := 'Percent-encode other characters, and write an international host name in its xn-- form.';
     ELSIF NEW.url !~* '^https?://' THEN
         problem := 'the URL must begin with http:// or https://';
@@ -64,7 +74,8 @@ BEGIN
     ELSIF NEW.url ~* '^https?://[^/?]*@' THEN
         problem := 'the URL must not contain a user name or password';
         remedy := 'Put credentials into a header: headers => ''{"Authorization": "Basic .."}''.';
-    ELSIF NEW.url !~* '^https?://(\[[0-9a-f:.]+\]|[a-z0-9._~%-]+)(:[0-9]{1,5})?([/?].*)?$' THEN
+    ELSIF NEW.url !~* '^https?://(\[[0-9a-f:.]+\]|[a-z0-9._~%-]+)(:[0-9]{1,5})?([/?].*)?$'
+          OR substring(NEW.url FROM '^[^/]*//[^/?]*:([0-9]+)([/?]|$)')::int NOT BETWEEN 1 AND 65535 THEN
         problem := 'the URL has no valid host and port';
         remedy := 'Give a whole URL such as https://example.com/hooks.';
     ELSIF cardinality(NEW.event_types) = 0 OR array_position(NEW.event_types, NULL) IS NOT NULL THEN
@@ -199,7 +210,7 @@ CREATE FUNCTION @extschema@.webhook_remove_endpoint(name text, pending text DEFA
 DECLARE
     removed_id int := webhook.require_endpoint(name);
 BEGIN
-    IF pending NOT IN ('cancel', 'fail') THEN
+    IF (pending IN ('cancel', 'fail')) IS NOT TRUE THEN
         RAISE EXCEPTION 'pending cannot be "%"', pending USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Use ''cancel'' to drop what is still queued, ''fail'' to keep it in webhook.dead_letter.';
     END IF;

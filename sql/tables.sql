@@ -64,9 +64,7 @@ CREATE TABLE webhook.endpoint (
     disabled_at     timestamptz,
     disabled_reason text,
     created_at      timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT disabled_has_a_reason CHECK ((disabled_at IS NULL) = (disabled_reason IS NULL)),
-    -- Not served yet, so not accepted either: ignoring a filter would send what it was to hold back.
-    CONSTRAINT not_supported_yet CHECK (filter IS NULL AND template IS NULL AND rate_limit IS NULL AND format = 'standard')
+    CONSTRAINT disabled_has_a_reason CHECK ((disabled_at IS NULL) = (disabled_reason IS NULL))
 );
 
 CREATE TABLE webhook.secret (
@@ -117,7 +115,7 @@ CREATE TABLE webhook.delivery (
 CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
     PRIMARY KEY (event_id, endpoint_id),
     CONSTRAINT pending_or_claimed CHECK (
-        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND claimed_by IS NULL
+        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND claimed_by IS NULL AND claimed_at IS NULL
                     ELSE attempts BETWEEN 1 AND max_attempts AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END
         AND attempts >= 0 AND completed_at IS NULL)
 )

@@ -128,10 +128,12 @@ impl Cluster {
     }
 
     pub fn plain_database(&self, prefix: &str) -> Database {
-        // A cluster of the test's own shows its log itself.
-        let shared = SHARED.get().is_some_and(|shared| ptr::eq(shared, self));
-        let log = shared.then(|| self.server_log());
-        Database::create(self.config("postgres"), prefix, log)
+        Database::create(self.config("postgres"), prefix, self.shared_log())
+    }
+
+    /// A database that the test made by other means, such as a copy; dropped like the others.
+    pub fn existing_database(&self, name: &str) -> Database {
+        Database::existing(self.config("postgres"), name.to_owned(), self.shared_log())
     }
 
     /// How to connect to a database as superuser.
@@ -255,6 +257,12 @@ impl Cluster {
         let mut command = unprivileged(BIN_DIRECTORY.join(name));
         command.current_dir(self.directory.path());
         command
+    }
+
+    /// A cluster of the test's own shows its log itself.
+    fn shared_log(&self) -> Option<ServerLog> {
+        let shared = SHARED.get().is_some_and(|shared| ptr::eq(shared, self));
+        shared.then(|| self.server_log())
     }
 
     fn server_log(&self) -> ServerLog {

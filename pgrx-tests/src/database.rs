@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use postgres::error::DbError;
 use postgres::types::FromSqlOwned;
 use postgres::{Client, Config, NoTls};
 use serde_json::Value;
@@ -32,18 +33,26 @@ impl Database {
     ) -> Database {
         static COUNT: AtomicU32 = AtomicU32::new(1);
         let name = format!("{prefix}_{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        let mut config = maintenance.clone();
-        config.dbname(&name);
-        let database = Database {
-            name,
-            config,
-            maintenance,
-            log_when_failed,
-        };
+        let database = Database::existing(maintenance, name, log_when_failed);
         connect(&database.maintenance)
             .batch_execute(&format!("CREATE DATABASE {}", database.name))
             .unwrap_or_else(|error| panic!("could not create {}: {error:?}", database.name));
         database
+    }
+
+    pub(crate) fn existing(
+        maintenance: Config,
+        name: String,
+        log_when_failed: Option<ServerLog>,
+    ) -> Database {
+        let mut config = maintenance.clone();
+        config.dbname(&name);
+        Database {
+            name,
+            config,
+            maintenance,
+            log_when_failed,
+        }
     }
 
     pub fn name(&self) -> &str {
@@ -60,6 +69,12 @@ impl Database {
     pub fn execute(&self, sql: &str) {
         let result = self.connect().batch_execute(sql);
         result.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+
+    /// The error that the server answers with; it is one for the test if there is none.
+    #[track_caller]
+    pub fn refusal(&self, sql: &str) -> DbError {
+        refusal(&mut self.connect(), sql)
     }
 
     /// The first column of the only row.
@@ -145,6 +160,16 @@ pub fn emit(client: &mut impl postgres::GenericClient, event_type: &str, payload
         .query_one("SELECT webhook_emit($1, $2)", &[&event_type, &payload])
         .unwrap_or_else(|error| panic!("could not emit {event_type}: {error:?}"))
         .get(0)
+}
+
+/// The error that the server answers a session of the test's own with.
+#[track_caller]
+pub fn refusal(client: &mut impl postgres::GenericClient, sql: &str) -> DbError {
+    let Err(error) = client.batch_execute(sql) else {
+        panic!("was not refused: {sql}");
+    };
+    let refusal = error.as_db_error().cloned();
+    refusal.unwrap_or_else(|| panic!("{sql}: {error:?}"))
 }
 
 #[track_caller]

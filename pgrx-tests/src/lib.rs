@@ -10,6 +10,7 @@ pub mod process;
 pub mod receiver;
 pub mod verifier;
 pub mod wait;
+pub mod worker;
 
 pub use cluster::Cluster;
 pub use database::Database;

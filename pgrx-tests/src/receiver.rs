@@ -199,6 +199,28 @@ impl Receiver {
         });
         self.requests()
     }
+
+    #[track_caller]
+    pub fn wait_for_requests_to(&self, path: &str, count: usize) -> Vec<Request> {
+        wait::until(&format!("{count} requests to {path}"), || {
+            let requests = self.requests_to(path);
+            match requests.len() {
+                seen if seen >= count => Ok(requests),
+                seen => Err(seen),
+            }
+        })
+    }
+
+    /// Waits until the event has arrived, and returns its first request.
+    #[track_caller]
+    pub fn wait_for_event(&self, event_id: Uuid) -> Request {
+        wait::until(&format!("event {event_id} to arrive"), || {
+            let requests = self.requests();
+            let seen = requests.len();
+            let arrived = requests.into_iter().find(|r| r.event_id() == event_id);
+            arrived.ok_or(format!("{seen} other requests"))
+        })
+    }
 }
 
 impl Drop for Receiver {

@@ -1,0 +1,77 @@
+//! A background worker's process, as the server and the kernel see it.
+
+use std::fs;
+
+use libc::c_int;
+
+use crate::cluster::Cluster;
+use crate::database::Database;
+use crate::wait;
+
+/// The pid of the database's worker, waited for.
+#[track_caller]
+pub fn pid(database: &Database) -> c_int {
+    successor(database, 0)
+}
+
+/// The pid of the worker that came after this one, waited for.
+#[track_caller]
+pub fn successor(database: &Database, earlier: c_int) -> c_int {
+    let awaited = format!("a worker of {} other than {earlier}", database.name());
+    wait::until(&awaited, || {
+        match database.query_one_value("SELECT worker_pid FROM webhook_status()") {
+            Some(pid) if pid != earlier => Ok(pid),
+            seen => Err(seen),
+        }
+    })
+}
+
+/// How many worker processes are connected to the database.
+#[track_caller]
+pub fn count(database: &Database) -> i64 {
+    database.query_one_value(
+        "SELECT count(*) FROM pg_stat_activity
+         WHERE backend_type = 'webhook worker' AND datname = current_database()",
+    )
+}
+
+#[track_caller]
+pub fn terminate(database: &Database, pid: c_int) {
+    let signalled: bool = database.query_one_value(&format!("SELECT pg_terminate_backend({pid})"));
+    assert!(signalled, "there is no process {pid} to terminate");
+}
+
+#[track_caller]
+pub fn signal(pid: c_int, signal: c_int) {
+    // SAFETY: kill has no memory preconditions.
+    let result = unsafe { libc::kill(pid, signal) };
+    assert_eq!(result, 0, "could not send signal {signal} to {pid}");
+}
+
+#[track_caller]
+pub fn threads(pid: c_int) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    tasks
+        .unwrap_or_else(|error| panic!("no process {pid}: {error}"))
+        .count()
+}
+
+/// How often its main thread has gone to sleep so far.
+#[track_caller]
+pub fn sleeps(pid: c_int) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{pid}/status"));
+    let status = status.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
+    let count = (status.lines()).find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    let count = count.expect("the kernel counts context switches");
+    count.trim().parse().expect("the count is a number")
+}
+
+/// What the process wrote to the server's log at WARNING or above.
+pub fn complaints(cluster: &Cluster, pid: c_int) -> Vec<String> {
+    const LEVELS: [&str; 4] = ["WARNING:", "ERROR:", "FATAL:", "PANIC:"];
+    let marker = format!("[{pid}] ");
+    (cluster.log().lines())
+        .filter(|line| line.contains(&marker) && LEVELS.iter().any(|level| line.contains(level)))
+        .map(str::to_owned)
+        .collect()
+}

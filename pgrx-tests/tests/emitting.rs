@@ -1,0 +1,455 @@
+//! Emitting: what of a transaction is sent, to whom, and who may do it.
+
+use serde_json::json;
+use uuid::Uuid;
+use webhook_e2e::database::{emit, refusal};
+use webhook_e2e::{Cluster, Database, PgBouncer, Receiver};
+
+/// One request at a time: an endpoint's events arrive in the order in which they are due.
+const IN_ORDER: &str = "policy => 'fast', max_in_flight => 1";
+const NOTHING: [Uuid; 0] = [];
+
+fn database() -> Database {
+    Cluster::shared().database("emitting")
+}
+
+/// With an endpoint at the receiver's `/`, which gets every event.
+fn database_and_receiver() -> (Database, Receiver) {
+    let (database, receiver) = (database(), Receiver::start());
+    database.add_endpoint_with("all", &receiver.url("/"), IN_ORDER);
+    (database, receiver)
+}
+
+/// What arrives before an event that is emitted now.
+fn arrivals(database: &Database, receiver: &Receiver) -> Vec<Uuid> {
+    let marker = database.emit("marker", json!({}));
+    receiver.wait_for_event(marker);
+    (receiver.requests().iter().map(|request| request.event_id()))
+        .filter(|id| *id != marker)
+        .collect()
+}
+
+/// Paused, so that whoever gets an event can be read at leisure.
+fn add_parked_endpoint(database: &Database, name: &str, tenant: Option<&str>, patterns: &[&str]) {
+    database
+        .connect()
+        .execute(
+            "INSERT INTO webhook.endpoint (name, url, tenant, event_types, paused_at)
+             VALUES ($1, 'http://127.0.0.1/', $2, $3, now())",
+            &[&name, &tenant, &patterns],
+        )
+        .unwrap();
+}
+
+fn endpoints_of(database: &Database, event: Uuid) -> Vec<String> {
+    let rows = database.connect().query(
+        "SELECT e.name FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
+         WHERE d.event_id = $1 ORDER BY e.name",
+        &[&event],
+    );
+    (rows.unwrap().iter()).map(|row| row.get(0)).collect()
+}
+
+#[test]
+fn rolled_back_event_is_never_sent() {
+    let (database, receiver) = database_and_receiver();
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    emit(&mut transaction, "order.created", json!({}));
+    transaction.rollback().unwrap();
+
+    assert_eq!(arrivals(&database, &receiver), NOTHING);
+    let kept: i64 =
+        database.query_one_value("SELECT count(*) FROM webhook.event WHERE event_type <> 'marker'");
+    assert_eq!(kept, 0);
+}
+
+#[test]
+fn savepoint_rollback_sends_nothing() {
+    let (database, receiver) = database_and_receiver();
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    let before = emit(&mut transaction, "order.created", json!({}));
+    let mut savepoint = transaction.transaction().unwrap();
+    emit(&mut savepoint, "order.paid", json!({}));
+    savepoint.rollback().unwrap();
+    let after = emit(&mut transaction, "order.shipped", json!({}));
+    transaction.commit().unwrap();
+
+    assert_eq!(arrivals(&database, &receiver), [before, after]);
+}
+
+#[test]
+fn an_event_outside_a_rolled_back_savepoint_still_wakes_the_worker() {
+    let cluster = Cluster::builder()
+        .setting("webhook.poll_interval = '1h'")
+        .start();
+    let (database, receiver) = (cluster.database("savepoint"), Receiver::start());
+    database.add_endpoint("all", &receiver.url("/"));
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    let outer = emit(&mut transaction, "order.created", json!({}));
+    let mut savepoint = transaction.transaction().unwrap();
+    emit(&mut savepoint, "order.paid", json!({}));
+    savepoint.rollback().unwrap();
+    transaction.commit().unwrap();
+
+    receiver.wait_for_event(outer);
+}
+
+#[test]
+fn emits_from_a_trigger_and_plpgsql() {
+    let (database, receiver) = database_and_receiver();
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, total numeric);
+         CREATE FUNCTION order_created() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             PERFORM webhook_emit('order.created', to_jsonb(NEW));
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER order_created AFTER INSERT ON orders
+             FOR EACH ROW EXECUTE FUNCTION order_created();
+         INSERT INTO orders VALUES (1, 9.50), (2, 20);
+         DO $$ BEGIN PERFORM webhook_emit('report.ready', '{\"id\": 3}'); END $$;",
+    );
+
+    let received: Vec<_> = (receiver.wait_for_requests(3).iter())
+        .map(|request| {
+            (
+                request.json()["type"].clone(),
+                request.json()["data"].clone(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        received,
+        [
+            (json!("order.created"), json!({"id": 1, "total": 9.5})),
+            (json!("order.created"), json!({"id": 2, "total": 20})),
+            (json!("report.ready"), json!({"id": 3})),
+        ]
+    );
+}
+
+#[test]
+fn emits_from_a_prepared_statement() {
+    const EXECUTIONS: usize = 10;
+    let (database, receiver) = (database(), Receiver::start());
+    let mut session = database.connect();
+    let statement = session.prepare("SELECT webhook_emit($1, $2)").unwrap();
+    let mut emit_often = || -> Vec<Uuid> {
+        let mut emit = || session.query_one(&statement, &[&"order.created", &json!({})]);
+        (0..EXECUTIONS).map(|_| emit().unwrap().get(0)).collect()
+    };
+
+    // By now every plan is cached, and there was no endpoint when they were made.
+    emit_often();
+    database.add_endpoint_with("late", &receiver.url("/"), IN_ORDER);
+    let emitted = emit_often();
+
+    assert_eq!(arrivals(&database, &receiver), emitted);
+}
+
+#[test]
+fn emits_through_pgbouncer_in_transaction_mode() {
+    let (database, receiver) = database_and_receiver();
+    let pgbouncer = PgBouncer::start(Cluster::shared());
+    let mut first = pgbouncer.connect(database.name());
+    let mut second = pgbouncer.connect(database.name());
+
+    first
+        .simple_query("SELECT webhook_emit('simple', '{}')")
+        .unwrap();
+    // Two clients at once are on two server connections, and change them afterwards.
+    let mut kept = first.transaction().unwrap();
+    let mut dropped = second.transaction().unwrap();
+    let committed = emit(&mut kept, "committed", json!({}));
+    emit(&mut dropped, "rolled.back", json!({}));
+    dropped.rollback().unwrap();
+    kept.commit().unwrap();
+    second
+        .batch_execute("BEGIN; SELECT webhook_emit('batch', '{}'); COMMIT")
+        .unwrap();
+
+    let arrived = arrivals(&database, &receiver);
+    assert!(arrived.contains(&committed));
+    let types: Vec<_> = (receiver.requests().iter())
+        .map(|request| request.json()["type"].clone())
+        .collect();
+    assert_eq!(types, ["simple", "committed", "batch", "marker"]);
+}
+
+#[test]
+fn the_emitting_role_needs_execute_and_nothing_on_the_tables() {
+    let (database, receiver) = database_and_receiver();
+    let role = format!("{}_emitter", database.name());
+    database.execute(&format!("CREATE ROLE {role}"));
+    let mut session = database.connect();
+    session
+        .batch_execute(&format!("SET SESSION AUTHORIZATION {role}"))
+        .unwrap();
+    let emitting = "SELECT webhook_emit('order.created')";
+    assert_eq!(refusal(&mut session, emitting).code().code(), "42501");
+
+    database.execute(&format!("GRANT EXECUTE ON FUNCTION webhook_emit TO {role}"));
+    let event = emit(&mut session, "order.created", json!({}));
+    receiver.wait_for_event(event);
+
+    let tables: Vec<String> = database.query_one_value(
+        "SELECT array_agg(oid::regclass::text) FROM pg_class
+         WHERE relnamespace = 'webhook'::regnamespace AND relkind IN ('r', 'p', 'v')",
+    );
+    assert!(tables.contains(&"webhook.delivery".to_owned()));
+    let reading = tables.iter().map(|table| format!("TABLE {table}"));
+    let calling = [
+        "SELECT webhook.wake()",
+        "SELECT webhook.new_secret()",
+        "SELECT webhook_add_endpoint('mine', 'http://127.0.0.1/')",
+        "SELECT webhook_remove_endpoint('all')",
+        "SELECT webhook_secret('all')",
+        "SELECT webhook_adopt()",
+        "SELECT webhook_status()",
+    ];
+    for forbidden in reading.chain(calling.map(String::from)) {
+        let refusal = refusal(&mut session, &forbidden);
+        assert_eq!(refusal.code().code(), "42501", "{forbidden}");
+    }
+}
+
+#[test]
+fn paused_and_disabled_endpoints_get_their_deliveries_parked() {
+    let (database, receiver) = database_and_receiver();
+    database.add_endpoint_with("paused", &receiver.url("/paused"), IN_ORDER);
+    database.add_endpoint_with("disabled", &receiver.url("/disabled"), IN_ORDER);
+    database.execute(
+        "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'paused';
+         UPDATE webhook.endpoint SET disabled_at = now(), disabled_reason = 'moved' WHERE name = 'disabled'",
+    );
+    let event = database.emit("order.created", json!({}));
+
+    assert_eq!(arrivals(&database, &receiver), [event]);
+    let parked: i64 = database.query_one_value(&format!(
+        "SELECT count(*) FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
+         WHERE d.event_id = '{event}' AND e.name IN ('paused', 'disabled') AND d.status = 'PENDING' AND d.attempts = 0"
+    ));
+    assert_eq!(parked, 2);
+
+    database.execute(
+        "UPDATE webhook.endpoint SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL",
+    );
+    database.wait_for_status(event, "SENT");
+    assert_eq!(receiver.requests_to("/paused")[0].event_id(), event);
+    assert_eq!(receiver.requests_to("/disabled")[0].event_id(), event);
+}
+
+#[test]
+fn patterns_choose_endpoints() {
+    let database = database();
+    let patterns: [&[&str]; 8] = [
+        &["*"],
+        &["order.created"],
+        &["order.*"],
+        &["order"],
+        &["order.item.*"],
+        &["order.item.added", "order.item.*", "order.*"],
+        &["invoice.paid", "order.created"],
+        &["Order.*"],
+    ];
+    for pattern in patterns {
+        add_parked_endpoint(&database, &pattern.join(" "), None, pattern);
+    }
+    let cases: [(&str, &[&str]); 9] = [
+        (
+            "order.created",
+            &[
+                "*",
+                "invoice.paid order.created",
+                "order.*",
+                "order.created",
+                "order.item.added order.item.* order.*",
+            ],
+        ),
+        (
+            "order.item.added",
+            &[
+                "*",
+                "order.*",
+                "order.item.*",
+                "order.item.added order.item.* order.*",
+            ],
+        ),
+        (
+            "order.item",
+            &["*", "order.*", "order.item.added order.item.* order.*"],
+        ),
+        ("order", &["*", "order"]),
+        ("orders.created", &["*"]),
+        ("Order.created", &["*", "Order.*"]),
+        ("invoice.paid", &["*", "invoice.paid order.created"]),
+        // The reserved types are those with the dot.
+        ("webhooks.created", &["*"]),
+        ("webhook", &["*"]),
+    ];
+    for (event_type, expected) in cases {
+        let event = database.emit(event_type, json!({}));
+        assert_eq!(endpoints_of(&database, event), expected, "{event_type}");
+    }
+}
+
+#[test]
+fn types_of_our_own_are_reserved() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    let refusal = database.refusal("SELECT webhook_emit('webhook.endpoint.disabled')");
+    assert_eq!(refusal.code().code(), "42939");
+    assert!(refusal.hint().is_some());
+    let matched: bool = database.query_one_value(
+        "SELECT webhook.subscription_keys(NULL, '{*}') && webhook.matching_keys(NULL, 'webhook.endpoint.disabled')",
+    );
+    assert!(!matched, "* matches an event of our own");
+}
+
+#[test]
+fn tenants_see_their_own_events() {
+    let database = database();
+    add_parked_endpoint(&database, "acme", Some("acme"), &["*"]);
+    add_parked_endpoint(&database, "everyone", None, &["*"]);
+    add_parked_endpoint(&database, "globex", Some("globex"), &["order.*"]);
+    let cases: [(&str, &[&str]); 5] = [
+        ("NULL", &["everyone"]),
+        ("'acme'", &["acme", "everyone"]),
+        ("'globex'", &["everyone", "globex"]),
+        ("'initech'", &["everyone"]),
+        ("'ACME'", &["everyone"]),
+    ];
+    for (tenant, expected) in cases {
+        let event: Uuid = database.query_one_value(&format!(
+            "SELECT webhook_emit('order.created', tenant => {tenant})"
+        ));
+        assert_eq!(endpoints_of(&database, event), expected, "{tenant}");
+    }
+}
+
+#[test]
+fn an_event_that_matches_nothing_is_kept() {
+    let database = database();
+    let event = database.emit("order.created", json!({"id": 7}));
+    let kept: bool = database.query_one_value(&format!(
+        "SELECT event_type = 'order.created' AND payload = '{{\"id\": 7}}' FROM webhook.event WHERE id = '{event}'"
+    ));
+    assert!(kept);
+    assert_eq!(database.delivery_status(event), None);
+}
+
+#[test]
+fn deliver_at_delays() {
+    let (database, receiver) = database_and_receiver();
+    for later in ["now() + interval '1 hour'", "'infinity'"] {
+        let event: Uuid = database.query_one_value(&format!(
+            "SELECT webhook_emit('order.reminder', deliver_at => {later})"
+        ));
+        assert!(!arrivals(&database, &receiver).contains(&event));
+        assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
+
+        database.execute(&format!(
+            "UPDATE webhook.delivery SET next_attempt_at = now() WHERE event_id = '{event}'"
+        ));
+        receiver.wait_for_event(event);
+    }
+}
+
+#[test]
+fn deliver_at_in_the_past_is_now() {
+    let (database, receiver) = database_and_receiver();
+    for past in ["now() - interval '1 hour'", "'-infinity'"] {
+        let event: Uuid = database.query_one_value(&format!(
+            "SELECT webhook_emit('order.created', deliver_at => {past})"
+        ));
+        receiver.wait_for_event(event);
+    }
+}
+
+#[test]
+fn invalid_events_are_refused() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    let cases = [
+        ("NULL", "22023"),
+        ("''", "22023"),
+        ("'a b'", "22023"),
+        ("'.a'", "22023"),
+        ("'a.'", "22023"),
+        ("'a..b'", "22023"),
+        ("'a.*'", "22023"),
+        ("'*'", "22023"),
+        ("'å'", "22023"),
+        (r"E'a\n'", "22023"),
+        ("repeat('a', 201)", "22023"),
+        ("'order.created', NULL", "22004"),
+    ];
+    for (arguments, code) in cases {
+        let refusal = database.refusal(&format!("SELECT webhook_emit({arguments})"));
+        assert_eq!(refusal.code().code(), code, "{arguments}");
+        assert!(refusal.hint().is_some(), "no hint for {arguments}");
+    }
+    let written: i64 = database.query_one_value(
+        "SELECT (SELECT count(*) FROM webhook.event) + (SELECT count(*) FROM webhook.delivery)",
+    );
+    assert_eq!(written, 0);
+}
+
+#[test]
+fn matching_uses_the_index_among_ten_thousand_endpoints() {
+    let database = database();
+    let mut session = database.connect();
+    // The plans are made while there is no endpoint at all.
+    for _ in 0..10 {
+        emit(&mut session, "type_4242", json!({}));
+    }
+    database.execute(
+        "INSERT INTO webhook.endpoint (name, url, event_types, paused_at)
+         SELECT 'endpoint ' || i, 'http://127.0.0.1/', ARRAY['type_' || i], now() FROM generate_series(1, 10000) AS i",
+    );
+
+    let mut transaction = session.transaction().unwrap();
+    let event = emit(&mut transaction, "type_4242", json!({}));
+    let scans = transaction
+        .query_one(
+            "SELECT seq_scan, idx_scan, idx_tup_fetch FROM pg_stat_xact_user_tables
+             WHERE relid = 'webhook.endpoint'::regclass",
+            &[],
+        )
+        .unwrap();
+    transaction.commit().unwrap();
+
+    assert_eq!(endpoints_of(&database, event), ["endpoint 4242"]);
+    assert_eq!(scans.get::<_, i64>("seq_scan"), 0);
+    assert!(scans.get::<_, i64>("idx_scan") > 0);
+    assert_eq!(scans.get::<_, i64>("idx_tup_fetch"), 1);
+}
+
+#[test]
+fn two_phase_commit_wakes_too() {
+    let cluster = Cluster::builder()
+        .setting("max_prepared_transactions = 5")
+        .setting("webhook.poll_interval = '1h'")
+        .start();
+    let (database, receiver) = (cluster.database("two_phase"), Receiver::start());
+    database.add_endpoint_with("all", &receiver.url("/"), IN_ORDER);
+    let mut session = database.connect();
+    session.batch_execute("BEGIN").unwrap();
+    let event = emit(&mut session, "order.created", json!({}));
+    session
+        .batch_execute("PREPARE TRANSACTION 'order'")
+        .unwrap();
+    drop(session);
+
+    assert_eq!(arrivals(&database, &receiver), NOTHING);
+    // Asleep, so that nothing but the commit can make it look.
+    database.wait_until(
+        "SELECT wait_event_type = 'Extension' AND NOT EXISTS (SELECT FROM webhook.delivery_queue)
+         FROM pg_stat_activity WHERE backend_type = 'webhook worker' AND datname = current_database()",
+    );
+    database.execute("COMMIT PREPARED 'order'");
+    receiver.wait_for_event(event);
+}

@@ -1,0 +1,467 @@
+//! Endpoints: what may be registered, with which secret, and what happens when one changes or goes.
+
+use serde_json::json;
+use uuid::Uuid;
+use webhook_e2e::{Cluster, Database, Receiver};
+
+/// In every header, secret and URL of the refused: no error may repeat it.
+const CREDENTIAL: &str = "c3VwZXItc2VjcmV0LXNpZ25pbmcta2V5LW9mLW91cnM";
+
+fn database() -> Database {
+    Cluster::shared().database("endpoints")
+}
+
+/// A call of `webhook_add_endpoint` that is right but for one argument.
+fn add_with(argument: &str, value: &str) -> String {
+    let mut arguments = vec![
+        ("name", "'refused'".to_owned()),
+        ("url", format!("'https://example.com/{CREDENTIAL}'")),
+        (
+            "headers",
+            format!("'{{\"Authorization\": \"{CREDENTIAL}\"}}'"),
+        ),
+        ("secret", format!("'whsec_{CREDENTIAL}='")),
+    ];
+    arguments.retain(|(name, _)| *name != argument);
+    arguments.push((argument, value.to_owned()));
+    let arguments: Vec<_> = (arguments.iter())
+        .map(|(name, value)| format!("{name} => {value}"))
+        .collect();
+    format!("SELECT webhook_add_endpoint({})", arguments.join(", "))
+}
+
+/// Everything that a refused statement could have changed.
+fn written(database: &Database) -> String {
+    database.query_one_value(
+        "SELECT concat((SELECT string_agg(e::text, ' ' ORDER BY e.id) FROM webhook.endpoint e),
+                       (SELECT string_agg(s::text, ' ') FROM webhook.secret s))",
+    )
+}
+
+#[track_caller]
+fn assert_refused(database: &Database, sql: &str, code: &str) {
+    let before = written(database);
+    let refusal = database.refusal(sql);
+    assert_eq!(refusal.code().code(), code, "{sql}: {refusal:?}");
+    assert!(refusal.hint().is_some(), "no hint for {sql}: {refusal:?}");
+    assert!(
+        !format!("{refusal:?}").contains(CREDENTIAL),
+        "{sql}: {refusal:?}"
+    );
+    assert_eq!(written(database), before, "{sql}");
+}
+
+fn delivery_of(database: &Database, event: Uuid) -> (String, i64, String) {
+    let row = database.connect().query_one(
+        "SELECT status, (SELECT count(*) FROM webhook.delivery_queue), last_error
+         FROM webhook.delivery WHERE event_id = $1 AND completed_at IS NOT NULL",
+        &[&event],
+    );
+    let row = row.unwrap();
+    (row.get(0), row.get(1), row.get(2))
+}
+
+#[test]
+fn bad_input_is_refused_with_a_hint_and_writes_nothing() {
+    let database = database();
+    database.execute(&add_with("name", "'kept'"));
+
+    let url = |url: &str| {
+        (
+            "url",
+            format!("'{}'", url.replace("CREDENTIAL", CREDENTIAL)),
+        )
+    };
+    let types = |types: &str| ("event_types", format!("{types}::text[]"));
+    let header = |name: &str, value: &str| ("headers", format!(r#"'{{"{name}": {value}}}'"#));
+    let value = |value: &str| header("X-Key", &format!("\"{CREDENTIAL}{value}\""));
+    let cases = [
+        url("ftp://example.com/CREDENTIAL"),
+        url("example.com/CREDENTIAL"),
+        url("https:///CREDENTIAL"),
+        url("https://:443/CREDENTIAL"),
+        url("https://?CREDENTIAL"),
+        url("https://user:CREDENTIAL@example.com/"),
+        url("https://CREDENTIAL@example.com/"),
+        url("https://example.com/CREDENTIAL#top"),
+        url("https://example.com/CREDENTIAL\u{1}"),
+        url("https://example.com/CREDENTIAL\r\nX: y"),
+        url("https://example.com/\u{7f}CREDENTIAL"),
+        url("https://example.com/a b/CREDENTIAL"),
+        url(" https://example.com/CREDENTIAL"),
+        url("https://example.com/CREDENTIAL\n"),
+        url("https://müller.example/CREDENTIAL"),
+        url("https://exa_mple.com:port/CREDENTIAL"),
+        url("https://example.com:99999/CREDENTIAL"),
+        url("https://example.com:/CREDENTIAL"),
+        url("https://[::1/CREDENTIAL"),
+        url("https://[example]/CREDENTIAL"),
+        url(r"https://example.com\CREDENTIAL"),
+        url(r#"https://example.com/"CREDENTIAL"#),
+        url("https://example.com/<CREDENTIAL"),
+        url("https://example.com/>CREDENTIAL"),
+        url("https://example.com/`CREDENTIAL"),
+        url(""),
+        (
+            "url",
+            format!("'https://example.com/{CREDENTIAL}' || repeat('a', 2048)"),
+        ),
+        types("'{order.}'"),
+        types("'{*.created}'"),
+        types("'{a.*.b}'"),
+        types("'{order*}'"),
+        types("'{.order}'"),
+        types("'{a..b}'"),
+        types("'{order.**}'"),
+        types("'{\"a b\"}'"),
+        types("ARRAY['order.created', '']"),
+        types("'{}'"),
+        types("'{NULL}'"),
+        types("'{order.created, NULL}'"),
+        types("ARRAY[repeat('a', 201)]"),
+        ("max_in_flight", "0".into()),
+        ("max_in_flight", "-1".into()),
+        ("headers", format!("'[\"{CREDENTIAL}\"]'")),
+        ("headers", format!("'\"{CREDENTIAL}\"'")),
+        ("headers", "'null'".into()),
+        header("Host", "\"example.com\""),
+        header("host", "\"example.com\""),
+        header("Content-Length", "\"1\""),
+        header("Content-Type", "\"text/plain\""),
+        header("Transfer-Encoding", "\"chunked\""),
+        header("Connection", "\"close\""),
+        header("Expect", "\"100-continue\""),
+        header("User-Agent", "\"me\""),
+        header("webhook-id", "\"1\""),
+        header("Webhook-Timestamp", "\"1\""),
+        header("WEBHOOK-SIGNATURE", "\"v1,\""),
+        header("X-Webhook-Signature", "\"v1,\""),
+        header("X-Webhook-Retry", "\"1\""),
+        header("", "\"nameless\""),
+        header("X Key", "\"a\""),
+        header("X-Key:", "\"a\""),
+        header(r"X-Key\r\nHost", "\"a\""),
+        header("X-Key", "1"),
+        header("X-Key", "null"),
+        header("X-Key", "[\"a\"]"),
+        value(r"\r\nHost: b"),
+        value(r"\n"),
+        value(r"\r"),
+        value(r"\t"),
+        value(r"\u007f"),
+        value("ü"),
+        ("metadata", "'[]'".into()),
+        ("name", "''".into()),
+        ("name", r"E'a\nb'".into()),
+        ("name", "repeat('a', 201)".into()),
+        ("tenant", "''".into()),
+        ("tenant", "'a b'".into()),
+    ];
+    for (column, value) in &cases {
+        assert_refused(&database, &add_with(column, value), "22023");
+        let update = format!("UPDATE webhook.endpoint SET {column} = {value}");
+        assert_refused(&database, &update, "22023");
+    }
+    assert_refused(&database, &add_with("policy", "'none'"), "42704");
+    assert_refused(
+        &database,
+        "UPDATE webhook.endpoint SET policy = 'none'",
+        "42704",
+    );
+}
+
+#[test]
+fn missing_input_is_refused_without_showing_the_rest() {
+    let database = database();
+    database.execute(&add_with("name", "'kept'"));
+    for column in ["name", "url", "event_types", "headers", "metadata"] {
+        assert_refused(&database, &add_with(column, "NULL"), "22023");
+        let update = format!("UPDATE webhook.endpoint SET {column} = NULL");
+        assert_refused(&database, &update, "22023");
+    }
+}
+
+#[test]
+fn what_is_not_served_yet_is_refused_without_showing_the_rest() {
+    let database = database();
+    database.execute(&add_with("name", "'kept'"));
+    for setting in [
+        "format = 'raw'",
+        "template = '{}'",
+        "filter = '$.a'",
+        "rate_limit = 1",
+        "disabled_at = now()",
+        "disabled_reason = 'moved'",
+    ] {
+        let refusal = database.refusal(&format!("UPDATE webhook.endpoint SET {setting}"));
+        assert!(
+            !format!("{refusal:?}").contains(CREDENTIAL),
+            "{setting}: {refusal:?}"
+        );
+    }
+}
+
+#[test]
+fn bad_secrets_are_refused_and_not_shown() {
+    let database = database();
+    for secret in [
+        "",
+        "whsec_",
+        CREDENTIAL,
+        // Too short, not base64, not padded, followed by something, too long.
+        "whsec_c2hvcnQ=",
+        &format!("whsec_{CREDENTIAL}!"),
+        &format!("whsec_{CREDENTIAL}"),
+        &format!("whsec_{CREDENTIAL}=\n"),
+        &format!("WHSEC_{CREDENTIAL}="),
+        &format!("whsec_{CREDENTIAL}a{CREDENTIAL}a{CREDENTIAL}="),
+    ] {
+        assert_refused(
+            &database,
+            &add_with("secret", &format!("'{secret}'")),
+            "22023",
+        );
+    }
+}
+
+#[test]
+fn good_input_is_accepted() {
+    let database = database();
+    for (number, url) in [
+        "http://example.com",
+        "https://example.com/",
+        "HTTPS://EXAMPLE.COM/Hooks",
+        "https://example.com:8443/hooks/a%20b;c=d,e",
+        "https://example.com?key=a&b=[1]",
+        "https://xn--mller-kva.example/",
+        "https://192.0.2.1:80/",
+        "https://[2001:db8::1]/",
+        "http://[::1]:8080/hooks",
+        "https://internal_host/@user",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let options = "ARRAY['order.created', 'order.*', '*', 'a-b.c_d.E2.*'],
+                       headers => '{\"Authorization\": \"Bearer a b\", \"X-Empty\": \"\"}', max_in_flight => 1,
+                       tenant => 'acme/eu', metadata => '{\"owner\": \"Zoë\"}'";
+        let name = format!("endpoint {number}");
+        database.add_endpoint_with(&name, url, options);
+        let stored: String = database.query_one_value(&format!(
+            "SELECT url FROM webhook.endpoint WHERE name = '{name}'"
+        ));
+        assert_eq!(stored, *url);
+    }
+}
+
+#[test]
+fn what_is_accepted_can_be_sent_to() {
+    let (database, receiver) = (database(), Receiver::start());
+    let punctuation = r"!$%&'()*+,-./:;=?@[\]^_{|}~";
+    for (number, character) in punctuation.chars().enumerate() {
+        let url = receiver.url(&format!("/a{character}b?c{character}d"));
+        let name = format!("endpoint {number}");
+        database.add_endpoint_with(&name, &url.replace('\'', "''"), "policy => 'fast'");
+    }
+    let event = database.emit("order.created", json!({}));
+    database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
+    let rows = database.connect().query(
+        "SELECT e.url, d.last_error FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
+         WHERE d.event_id = $1 AND d.status <> 'SENT'",
+        &[&event],
+    );
+    let failed: Vec<(String, Option<String>)> = (rows.unwrap().iter())
+        .map(|row| (row.get(0), row.get(1)))
+        .collect();
+    assert_eq!(failed, []);
+    assert_eq!(receiver.request_count(), punctuation.len());
+}
+
+#[test]
+fn a_header_with_a_nul_is_no_json_to_begin_with() {
+    let database = database();
+    let refusal = database.refusal(&add_with("headers", r#"'{"X-Key": "\u0000"}'"#));
+    assert_eq!(refusal.code().code(), "22P05");
+    assert_eq!(written(&database), "");
+}
+
+#[test]
+fn a_secret_is_made_of_32_random_bytes() {
+    let database = database();
+    let first = database.add_endpoint("first", "http://127.0.0.1/");
+    let second = database.add_endpoint("second", "http://127.0.0.1/");
+    for (name, secret) in [("first", &first), ("second", &second)] {
+        let base64 = secret.strip_prefix("whsec_").expect("whsec_ comes first");
+        let bytes: Vec<u8> =
+            database.query_one_value(&format!("SELECT decode('{base64}', 'base64')"));
+        assert_eq!(bytes.len(), 32);
+        let stored: String = database.query_one_value(&format!("SELECT webhook_secret('{name}')"));
+        assert_eq!(stored, *secret);
+    }
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_given_secret_is_used() {
+    let database = database();
+    let given = format!("whsec_{CREDENTIAL}=");
+    let returned = database.add_endpoint_with(
+        "given",
+        "http://127.0.0.1/",
+        &format!("secret => '{given}'"),
+    );
+    let stored: String = database.query_one_value("SELECT webhook_secret('given')");
+    assert_eq!((&returned, &stored), (&given, &given));
+}
+
+#[test]
+fn duplicate_name_is_refused() {
+    let database = database();
+    database.add_endpoint("billing", "http://127.0.0.1/");
+    assert_refused(&database, &add_with("name", "'billing'"), "42710");
+}
+
+#[test]
+fn an_unknown_endpoint_is_refused() {
+    let database = database();
+    assert_refused(
+        &database,
+        "SELECT webhook_remove_endpoint('nobody')",
+        "42704",
+    );
+    assert_refused(&database, "SELECT webhook_secret('nobody')", "42704");
+    assert_refused(&database, "SELECT webhook_secret(NULL)", "42704");
+}
+
+#[test]
+fn removing_an_endpoint_cancels_what_is_pending() {
+    let database = database();
+    database.add_endpoint("billing", &Receiver::closed_url());
+    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    let event = database.emit("order.created", json!({}));
+    database.execute("SELECT webhook_remove_endpoint('billing')");
+
+    let cancelled = ("CANCELLED".to_owned(), 0, "endpoint removed".to_owned());
+    assert_eq!(delivery_of(&database, event), cancelled);
+    assert_eq!(written(&database), "", "its secret goes with it");
+}
+
+#[test]
+fn removing_an_endpoint_can_dead_letter_what_is_pending() {
+    let database = database();
+    database.add_endpoint("billing", &Receiver::closed_url());
+    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    let event = database.emit("order.created", json!({}));
+    database.execute("SELECT webhook_remove_endpoint('billing', 'fail')");
+
+    let failed = ("FAILED".to_owned(), 0, "endpoint removed".to_owned());
+    assert_eq!(delivery_of(&database, event), failed);
+    let dead: i64 = database.query_one_value("SELECT count(*) FROM webhook.dead_letter");
+    assert_eq!(dead, 1);
+}
+
+#[test]
+fn removing_an_endpoint_in_any_other_way_is_refused() {
+    let database = database();
+    database.add_endpoint("billing", "http://127.0.0.1/");
+    for pending in ["'keep'", "''", "NULL"] {
+        let removal = format!("SELECT webhook_remove_endpoint('billing', {pending})");
+        assert_refused(&database, &removal, "22023");
+    }
+}
+
+#[test]
+fn removing_an_endpoint_while_it_is_answering_stops_nothing_else() {
+    let (database, receiver) = (database(), Receiver::start());
+    receiver.hold("/removed");
+    database.add_endpoint("removed", &receiver.url("/removed"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_event(event);
+    database.execute("SELECT webhook_remove_endpoint('removed')");
+    receiver.release("/removed");
+
+    database.add_endpoint("kept", &receiver.url("/kept"));
+    let later = database.emit("order.created", json!({}));
+    database.wait_for_status(later, "SENT");
+    assert_eq!(
+        database.delivery_status(event).as_deref(),
+        Some("CANCELLED")
+    );
+}
+
+#[test]
+fn an_endpoint_without_a_secret_gets_one_at_the_first_claim() {
+    let (database, receiver) = (database(), Receiver::start());
+    database.execute(&format!(
+        "INSERT INTO webhook.endpoint (name, url) VALUES ('plain', '{}')",
+        receiver.url("/")
+    ));
+    assert_eq!(secret_of(&database, "plain"), None);
+    let event = database.emit("order.created", json!({}));
+    let request = receiver.wait_for_event(event);
+
+    let secret = secret_of(&database, "plain").expect("a secret was made");
+    let webhook = standardwebhooks::Webhook::new(&secret).unwrap();
+    webhook.verify(&request.body, &request.headers).unwrap();
+}
+
+fn secret_of(database: &Database, name: &str) -> Option<String> {
+    database.query_one_value(&format!("SELECT webhook_secret('{name}')"))
+}
+
+#[test]
+fn presets_cannot_be_changed() {
+    let database = database();
+    for (statement, code) in [
+        (
+            "UPDATE webhook.policy SET max_attempts = 9 WHERE name = 'standard'",
+            "55000",
+        ),
+        (
+            "DELETE FROM webhook.policy WHERE name = 'standard'",
+            "55000",
+        ),
+        (
+            "UPDATE webhook.policy SET preset = true WHERE name = 'fast'",
+            "22023",
+        ),
+        (
+            "INSERT INTO webhook.policy (name, preset) VALUES ('mine', true)",
+            "22023",
+        ),
+    ] {
+        assert_refused(&database, statement, code);
+    }
+    let intact: bool = database.query_one_value(
+        "SELECT array_agg(name ORDER BY name) FILTER (WHERE preset) = '{standard}' AND max(max_attempts) = 6
+         FROM webhook.policy",
+    );
+    assert!(intact);
+}
+
+#[test]
+fn a_policy_in_use_cannot_be_dropped() {
+    let database = database();
+    database.add_endpoint("billing", "http://127.0.0.1/");
+    let drop = "DELETE FROM webhook.policy WHERE name = 'fast'";
+    assert_refused(&database, drop, "2BP01");
+    let rename = "UPDATE webhook.policy SET name = 'quick' WHERE name = 'fast'";
+    assert_refused(&database, rename, "2BP01");
+
+    database.execute("UPDATE webhook.endpoint SET policy = 'standard'");
+    database.execute(drop);
+}
+
+#[test]
+fn a_changed_url_counts_from_the_next_delivery() {
+    let (database, receiver) = (database(), Receiver::start());
+    database.add_endpoint("moving", &receiver.url("/old"));
+    let first = database.emit("order.created", json!({}));
+    assert_eq!(receiver.wait_for_event(first).path, "/old");
+    database.execute(&format!(
+        "UPDATE webhook.endpoint SET url = '{}' WHERE name = 'moving'",
+        receiver.url("/new?from=old")
+    ));
+    let second = database.emit("order.created", json!({}));
+    assert_eq!(receiver.wait_for_event(second).path, "/new?from=old");
+}

@@ -1,0 +1,190 @@
+//! What the schema promises to administrators, backups and the queue's speed.
+
+use webhook_e2e::{Cluster, Database};
+
+fn database() -> Database {
+    Cluster::shared().database("schema")
+}
+
+/// The query returns a name and whether all is well with it.
+#[track_caller]
+fn assert_each(sql: &str) {
+    let rows = database().connect().query(sql, &[]).unwrap();
+    assert!(!rows.is_empty(), "there is nothing to look at: {sql}");
+    let wrong: Vec<String> = (rows.iter().filter(|row| !row.get::<_, bool>(1)))
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn nothing_is_granted_to_public() {
+    assert_each(
+        "WITH member AS (
+             SELECT d.classid, d.objid FROM pg_depend d
+             JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid
+             WHERE x.extname = 'webhook' AND d.deptype = 'e'
+         ), object (name, acl) AS (
+             SELECT 'schema ' || n.nspname, coalesce(n.nspacl, acldefault('n', n.nspowner))
+             FROM member m JOIN pg_namespace n ON m.classid = 'pg_namespace'::regclass AND n.oid = m.objid
+             UNION ALL
+             SELECT c.oid::regclass::text,
+                    coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::\"char\", c.relowner))
+             FROM member m JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
+             UNION ALL
+             SELECT p.oid::regprocedure::text, coalesce(p.proacl, acldefault('f', p.proowner))
+             FROM member m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
+         )
+         SELECT o.name, NOT EXISTS (SELECT FROM aclexplode(o.acl) a WHERE a.grantee = 0) FROM object o",
+    );
+}
+
+#[test]
+fn every_leaf_and_sequence_is_marked_for_dump() {
+    // A mark on the partitioned parent would dump nothing.
+    assert_each(
+        "SELECT c.oid::regclass::text, (c.relkind <> 'p') = (c.oid = ANY (x.extconfig))
+         FROM pg_class c, pg_extension x
+         WHERE x.extname = 'webhook' AND c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p', 'S')",
+    );
+}
+
+#[test]
+fn every_table_has_a_primary_key() {
+    assert_each(
+        "SELECT c.oid::regclass::text,
+                EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p')
+         FROM pg_class c WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind = 'r'",
+    );
+}
+
+#[test]
+fn there_are_no_foreign_keys() {
+    assert_each(
+        "SELECT k.conrelid::regclass || ' ' || k.conname, k.contype <> 'f'
+         FROM pg_constraint k WHERE k.connamespace = 'webhook'::regnamespace",
+    );
+}
+
+#[test]
+fn no_index_of_the_queue_knows_the_status() {
+    assert_each(
+        r"SELECT pg_get_indexdef(i.indexrelid), pg_get_indexdef(i.indexrelid) !~ '\mstatus\M'
+          FROM pg_index i WHERE i.indrelid = 'webhook.delivery_queue'::regclass",
+    );
+}
+
+#[test]
+fn every_function_has_a_fixed_search_path_or_a_parsed_body() {
+    assert_each(
+        "SELECT p.oid::regprocedure::text,
+                'search_path=pg_catalog, pg_temp' = ANY (p.proconfig) OR p.prosqlbody IS NOT NULL OR l.lanname = 'c'
+         FROM pg_proc p
+         JOIN pg_language l ON l.oid = p.prolang
+         JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+         JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid
+         WHERE x.extname = 'webhook'",
+    );
+}
+
+#[test]
+fn security_definer_functions_are_only_those_we_know() {
+    let names: Vec<String> = database().query_one_value(
+        "SELECT array_agg(n.nspname || '.' || p.proname ORDER BY n.nspname, p.proname)
+         FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+         WHERE p.prosecdef AND (n.nspname = 'webhook' OR p.proname LIKE 'webhook%')",
+    );
+    assert_eq!(
+        names,
+        [
+            "public.webhook_emit",
+            // Triggers, which have to work for whoever may write the table.
+            "webhook.check_endpoint",
+            "webhook.manual_update",
+            "webhook.protect_policy",
+            "webhook.refuse_update_of_leaf",
+            "webhook.wake_after_statement",
+        ]
+    );
+}
+
+#[test]
+fn impossible_states_are_refused() {
+    const CLAIMED: &str = "claimed_by = 1, claimed_at = now()";
+    const FINISHED: &str = "completed_at = now()";
+    let cases = [
+        ("pending_or_claimed", "PENDING", "attempts = -1"),
+        ("pending_or_claimed", "PENDING", "attempts = 3"),
+        ("pending_or_claimed", "PENDING", CLAIMED),
+        ("pending_or_claimed", "PENDING", FINISHED),
+        ("pending_or_claimed", "SENDING", "attempts = 1"),
+        (
+            "pending_or_claimed",
+            "SENDING",
+            "attempts = 1, claimed_by = 1",
+        ),
+        (
+            "pending_or_claimed",
+            "SENDING",
+            "attempts = 1, claimed_at = now()",
+        ),
+        (
+            "pending_or_claimed",
+            "SENDING",
+            "attempts = 0, claimed_by = 1, claimed_at = now()",
+        ),
+        (
+            "pending_or_claimed",
+            "SENDING",
+            "attempts = 4, claimed_by = 1, claimed_at = now()",
+        ),
+        ("finished", "SENT", "attempts = 1"),
+        ("finished", "SENT", "attempts = 4, completed_at = now()"),
+        ("finished", "SENT", "attempts = -1, completed_at = now()"),
+        ("finished", "SENT", "completed_at = now(), claimed_by = 1"),
+        ("finished", "CANCELLED", "attempts = 0"),
+        ("failed_with_an_error", "FAILED", "completed_at = now()"),
+        ("failed_with_an_error", "FAILED", "last_error = 'HTTP 500'"),
+        (
+            "failed_with_an_error",
+            "FAILED",
+            "attempts = 4, completed_at = now(), last_error = 'HTTP 500'",
+        ),
+        (
+            "failed_with_an_error",
+            "FAILED",
+            "completed_at = now(), last_error = 'HTTP 500', claimed_by = 1",
+        ),
+    ];
+    let database = database();
+    for (constraint, status, settings) in cases {
+        let refusal = database.refusal(&insert(status, settings));
+        let case = format!("{status} with {settings}");
+        assert_eq!(refusal.constraint(), Some(constraint), "{case}");
+    }
+    let refusal = database.refusal(&insert("LOST", FINISHED));
+    assert_eq!(refusal.code().code(), "23514");
+
+    // Each of them is possible with what it lacked.
+    database.execute(&insert("PENDING", "attempts = 2"));
+    database.execute(&insert("SENDING", &format!("attempts = 3, {CLAIMED}")));
+    database.execute(&insert("SENT", FINISHED));
+    database.execute(&insert("CANCELLED", FINISHED));
+    database.execute(&insert(
+        "FAILED",
+        &format!("last_error = 'HTTP 500', {FINISHED}"),
+    ));
+}
+
+/// A delivery of three attempts; `settings` is written as in an UPDATE.
+fn insert(status: &str, settings: &str) -> String {
+    let (columns, values): (Vec<&str>, Vec<&str>) = (settings.split(", "))
+        .filter_map(|setting| setting.split_once(" = "))
+        .unzip();
+    format!(
+        "INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, max_attempts, status, {})
+         VALUES (gen_random_uuid(), 1, 'order.created', 3, '{status}', {})",
+        columns.join(", "),
+        values.join(", ")
+    )
+}
