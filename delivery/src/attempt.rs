@@ -54,8 +54,8 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
-    /// The header as it was sent.
-    pub retry_after: Option<String>,
+    /// The wait that the endpoint asks for, if it says so in a way that can be understood.
+    pub retry_after: Option<Duration>,
     /// At most 2 kB of the body, without control characters other than `\n` and `\t`.
     pub excerpt: String,
 }

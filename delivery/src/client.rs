@@ -186,7 +186,9 @@ fn parse_url(url: &str) -> Result<Uri, Failure> {
 fn read(response: http::Response<Body>) -> Response {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER);
-    let retry_after = retry_after.and_then(|v| v.to_str().ok()).map(String::from);
+    let retry_after = retry_after
+        .and_then(|header| header.to_str().ok())
+        .and_then(|text| wait_asked_for(text.trim(), SystemTime::now()));
 
     let mut body = Vec::new();
     let mut reader = response.into_body().into_reader().take(DRAIN);
@@ -196,6 +198,16 @@ fn read(response: http::Response<Body>) -> Response {
         retry_after,
         excerpt: excerpt(&body),
     }
+}
+
+/// Seconds, or a date in one of the three forms that HTTP allows. What is past or absurd asks for nothing.
+fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
+    if retry_after.bytes().all(|c| c.is_ascii_digit()) {
+        let seconds: u32 = retry_after.parse().ok()?;
+        return Some(Duration::from_secs(seconds.into()));
+    }
+    let date = httpdate::parse_http_date(retry_after).ok()?;
+    date.duration_since(now).ok()
 }
 
 fn excerpt(body: &[u8]) -> String {

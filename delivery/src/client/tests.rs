@@ -134,16 +134,44 @@ fn a_redirect_is_an_answer_and_is_not_followed() {
 }
 
 #[test]
-fn retry_after_is_passed_on_as_it_was_sent() {
+fn retry_after_is_passed_on() {
     let response = response_when(
-        b"HTTP/1.1 503 Busy\r\nRetry-After: Fri, 31 Dec 1999 23:59:59 GMT\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 503 Busy\r\nRetry-After:  120 \r\nContent-Length: 0\r\n\r\n",
         hold,
     );
     assert_eq!(response.status, 503);
-    assert_eq!(
-        response.retry_after.as_deref(),
-        Some("Fri, 31 Dec 1999 23:59:59 GMT")
-    );
+    assert_eq!(response.retry_after, Some(Duration::from_secs(120)));
+}
+
+#[test]
+fn retry_after_is_seconds_or_a_date_to_come() {
+    let now = UNIX_EPOCH + Duration::from_secs(784_111_777); // Sun, 06 Nov 1994 08:49:37 GMT
+    let understood = [
+        ("0", 0),
+        ("120", 120),
+        ("4294967295", 4_294_967_295),
+        ("Sun, 06 Nov 1994 08:50:37 GMT", 60),
+        ("Sunday, 06-Nov-94 08:50:37 GMT", 60),
+        ("Sun Nov  6 08:50:37 1994", 60),
+    ];
+    for (text, seconds) in understood {
+        let wait = Some(Duration::from_secs(seconds));
+        assert_eq!(wait_asked_for(text, now), wait, "{text}");
+    }
+    let not_understood = [
+        "",
+        "-1",
+        "+1",
+        "1.5",
+        "soon",
+        "99999999999999999999",
+        "120 s",
+        "Sun, 06 Nov 1994 08:48:37 GMT",
+        "Sun, 99 Nov 1994 08:50:37 GMT",
+    ];
+    for text in not_understood {
+        assert_eq!(wait_asked_for(text, now), None, "{text}");
+    }
 }
 
 #[test]
