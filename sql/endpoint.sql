@@ -130,15 +130,6 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE FUNCTION webhook.require_policy(policy_name text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM webhook.policy p WHERE p.name = policy_name) THEN
-        RAISE EXCEPTION 'policy "%" does not exist', policy_name USING ERRCODE = 'undefined_object',
-            HINT = 'SELECT name FROM webhook.policy lists them; INSERT INTO webhook.policy makes one.';
-    END IF;
-END $$;
-
 CREATE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.check_endpoint();
 
@@ -233,15 +224,3 @@ CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
     RETURN (SELECT s.secret FROM webhook.secret s
             WHERE s.endpoint_id = webhook.require_endpoint(name) AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
-
--- Takes over the endpoints of a restored or copied database, which are held until then; says how many.
--- @api public
-CREATE FUNCTION @extschema@.webhook_adopt() RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    adopted bigint;
-BEGIN
-    UPDATE webhook.endpoint SET origin = webhook.origin() WHERE origin <> webhook.origin();
-    GET DIAGNOSTICS adopted = ROW_COUNT;
-    RETURN adopted;
-END $$;

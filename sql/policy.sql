@@ -1,6 +1,4 @@
--- Policies: when to try again, and what an answer means.
-
-INSERT INTO webhook.policy (name, preset) VALUES ('standard', true);
+-- Policies: when to try again, and what an answer means. Rows, not code: a person adds one with an INSERT.
 
 CREATE FUNCTION webhook.protect_policy() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -8,7 +6,7 @@ BEGIN
     IF TG_OP <> 'INSERT' AND OLD.preset THEN
         RAISE EXCEPTION 'policy "%" is a preset and cannot be changed', OLD.name
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'Make a copy under a name of your own: INSERT INTO webhook.policy (name, ..) VALUES (..).';
+                  HINT = format('Make a copy and change that: SELECT webhook_copy_policy(%L, ''my_policy'').', OLD.name);
     END IF;
     IF TG_OP <> 'DELETE' AND NEW.preset THEN
         RAISE EXCEPTION 'policy "%" cannot be made a preset', NEW.name
@@ -22,11 +20,44 @@ BEGIN
                       HINT = 'Give its endpoints another one first: UPDATE webhook.endpoint SET policy = ..';
         END IF;
     END IF;
+    IF TG_OP <> 'DELETE' AND NEW.connect_timeout + NEW.timeout >= webhook.duration_setting('webhook.stale_after', '5 min') THEN
+        RAISE WARNING 'requests under policy "%" may take longer than webhook.stale_after', NEW.name
+            USING HINT = 'Shorten connect_timeout and timeout, or raise webhook.stale_after in postgresql.conf.';
+    END IF;
     RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
 END $$;
 
 CREATE TRIGGER protect_policy BEFORE INSERT OR UPDATE OR DELETE ON webhook.policy
     FOR EACH ROW EXECUTE FUNCTION webhook.protect_policy();
+
+-- A setting of ours as an interval, also where the library is not loaded.
+CREATE FUNCTION webhook.duration_setting(setting text, otherwise interval) RETURNS interval
+    LANGUAGE sql STABLE
+    RETURN coalesce(current_setting(setting, true)::interval, otherwise);
+
+-- @api public
+CREATE FUNCTION @extschema@.webhook_copy_policy(source text, name text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM webhook.require_policy(source);
+    INSERT INTO webhook.policy
+    SELECT copied.*
+    FROM webhook.policy p,
+         jsonb_populate_record(p, jsonb_build_object('name', webhook_copy_policy.name, 'preset', false)) AS copied
+    WHERE p.name = webhook_copy_policy.source;
+EXCEPTION WHEN unique_violation THEN
+    RAISE EXCEPTION 'policy "%" already exists', webhook_copy_policy.name USING ERRCODE = 'duplicate_object',
+        HINT = 'Choose another name, or change the one there is: UPDATE webhook.policy SET ..';
+END $$;
+
+CREATE FUNCTION webhook.require_policy(policy_name text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM webhook.policy p WHERE p.name = policy_name) THEN
+        RAISE EXCEPTION 'policy "%" does not exist', policy_name USING ERRCODE = 'undefined_object',
+            HINT = 'SELECT name FROM webhook.policy lists them; INSERT INTO webhook.policy makes one.';
+    END IF;
+END $$;
 
 -- The policy of that name, or the default one: an endpoint restored before its policy must not stop anything.
 CREATE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.policy
@@ -48,13 +79,37 @@ CREATE FUNCTION webhook.verdict(p webhook.policy, status_code int, error_kind te
         ELSE 'final'
     END;
 
--- The wait after that many attempts. `draw`, between 0 and 1, places it between the jitter's bounds.
-CREATE FUNCTION webhook.backoff_seconds(p webhook.policy, attempts int, draw float8) RETURNS float8
+-- The policy's own wait after that many attempts. `draw`, between 0 and 1, places it between the jitter's bounds.
+CREATE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) RETURNS interval
     LANGUAGE sql IMMUTABLE
-    RETURN CASE p.backoff
+    RETURN make_interval(secs => CASE p.backoff
         WHEN 'fixed' THEN extract(epoch FROM p.initial_delay)::float8
         WHEN 'schedule' THEN extract(epoch FROM p.schedule[least(greatest(attempts, 1), cardinality(p.schedule))])::float8
         -- With a factor of at most 100, an exponent of 100 is far beyond max_delay and still a float8.
         ELSE least(extract(epoch FROM p.initial_delay)::float8 * power(p.factor, least(greatest(attempts, 1) - 1, 100)),
                    extract(epoch FROM p.max_delay)::float8)
-    END * (1 - p.jitter_down + draw * (p.jitter_down + p.jitter_up));
+    END * (1 - p.jitter_down + draw * (p.jitter_down + p.jitter_up)));
+
+-- The wait before the next attempt, where the endpoint may have asked for one (Retry-After).
+CREATE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own interval := webhook.own_delay(p, attempts, draw);
+    asked interval;
+BEGIN
+    IF p.retry_after = 'ignore' OR (retry_after >= interval '0') IS NOT TRUE THEN
+        RETURN own;
+    END IF;
+    asked := least(retry_after, webhook.duration_setting('webhook.max_retry_after', '24 h'));
+    RETURN CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END;
+END $$;
+
+-- The same by name, with a draw of its own; null where there is no such policy.
+CREATE FUNCTION webhook.backoff_delay(policy_name text, attempts int, retry_after interval) RETURNS interval
+    LANGUAGE sql VOLATILE
+    RETURN (SELECT webhook.backoff_delay(p, attempts, backoff_delay.retry_after, random()) FROM webhook.policy p WHERE p.name = policy_name);
+
+CREATE FUNCTION webhook.longest_request_seconds() RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN (SELECT ceil(max(extract(epoch FROM p.connect_timeout + p.timeout)))::bigint
+            FROM webhook.policy p WHERE EXISTS (SELECT FROM webhook.endpoint e WHERE e.policy = p.name));

@@ -16,55 +16,86 @@ END $$;
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
 CREATE FUNCTION webhook.instance_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
 
--- Releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not
--- know to be in flight. The attempt stays counted: the request may have arrived. Says how many rows somebody
--- has locked; they need another call.
-CREATE FUNCTION webhook.recover(
-    instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
-    OUT released bigint, OUT failed bigint, OUT locked bigint)
+-- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
+-- left the delivery has failed. Says how many of the rows somebody has locked.
+CREATE FUNCTION webhook.release_lost(
+    event_ids uuid[], endpoint_ids int[], OUT released bigint, OUT failed bigint, OUT locked bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET webhook.engine = on AS $$
 #variable_conflict use_column
-DECLARE
-    stale_before timestamptz := now() - current_setting('webhook.stale_after')::interval;
-    dead_instances int[];
 BEGIN
-    SELECT array_agg(other.claimed_by) INTO dead_instances
-    FROM (SELECT DISTINCT q.claimed_by FROM webhook.delivery_queue q
-          WHERE q.status = 'SENDING' AND q.claimed_by <> instance) other
-    WHERE pg_try_advisory_xact_lock(webhook.instance_lock(), other.claimed_by);
-
-    WITH in_flight AS (
-        SELECT f.event_id, f.endpoint_id
-        FROM unnest(in_flight_event_ids, in_flight_endpoint_ids) AS f (event_id, endpoint_id)
-    ), lost AS MATERIALIZED (
-        SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-        WHERE q.status = 'SENDING'
-          AND (q.claimed_by = ANY (dead_instances) OR q.claimed_at < stale_before)
-          AND (q.claimed_by <> instance OR (q.event_id, q.endpoint_id) NOT IN (SELECT event_id, endpoint_id FROM in_flight))
-    ), orphan AS MATERIALIZED (
-        SELECT q.* FROM lost l
+    WITH lost AS MATERIALIZED (
+        SELECT q.* FROM unnest(event_ids, endpoint_ids) AS l (event_id, endpoint_id)
         JOIN webhook.delivery_queue q USING (event_id, endpoint_id)
         WHERE q.status = 'SENDING'
         FOR UPDATE OF q SKIP LOCKED
     ), requeued AS (
         UPDATE webhook.delivery_queue q
         SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL, last_error = 'worker lost'
-        FROM orphan o
-        WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id AND o.attempts < o.max_attempts
+        FROM lost l
+        WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND l.attempts < l.max_attempts
         RETURNING 1
     ), removed AS (
-        DELETE FROM webhook.delivery_queue q USING orphan o
-        WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id AND o.attempts >= o.max_attempts
+        DELETE FROM webhook.delivery_queue q USING lost l
+        WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND l.attempts >= l.max_attempts
     ), dead AS (
         INSERT INTO webhook.dead_letter
             (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
              coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
         SELECT event_id, endpoint_id, event_type, 'FAILED', attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
                coalesce_key, claim_seq, last_status_code, 'worker lost', duration_ms, created_at, now()
-        FROM orphan o WHERE o.attempts >= o.max_attempts
+        FROM lost l WHERE l.attempts >= l.max_attempts
         RETURNING 1
     )
-    SELECT (SELECT count(*) FROM requeued), (SELECT count(*) FROM dead),
-           (SELECT count(*) FROM lost) - (SELECT count(*) FROM orphan)
+    SELECT (SELECT count(*) FROM requeued), (SELECT count(*) FROM dead), cardinality(event_ids) - (SELECT count(*) FROM lost)
     INTO released, failed, locked;
+END $$;
+
+-- Releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not know to be
+-- in flight. Says how many of them somebody has locked; they need another call.
+CREATE FUNCTION webhook.recover(
+    instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
+    OUT released bigint, OUT failed bigint, OUT locked bigint)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    stale_before timestamptz := now() - current_setting('webhook.stale_after')::interval;
+    dead_instances int[];
+    lost_event_ids uuid[];
+    lost_endpoint_ids int[];
+BEGIN
+    SELECT array_agg(other.claimed_by) INTO dead_instances
+    FROM (SELECT DISTINCT q.claimed_by FROM webhook.delivery_queue q
+          WHERE q.status = 'SENDING' AND q.claimed_by <> instance) other
+    WHERE pg_try_advisory_xact_lock(webhook.instance_lock(), other.claimed_by);
+
+    SELECT coalesce(array_agg(q.event_id), '{}'), coalesce(array_agg(q.endpoint_id), '{}')
+    INTO lost_event_ids, lost_endpoint_ids
+    FROM webhook.delivery_queue q
+    WHERE q.status = 'SENDING'
+      AND (q.claimed_by = ANY (dead_instances) OR q.claimed_at < stale_before)
+      AND (q.claimed_by <> instance
+           OR (q.event_id, q.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids)));
+
+    SELECT r.released, r.failed, r.locked INTO released, failed, locked
+    FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;
+END $$;
+
+-- Takes over the endpoints of a restored or copied database, which are held until then; says how many. What was in
+-- flight when the dump or the copy was made is nobody's here, whatever its claim says.
+-- @api public
+CREATE FUNCTION @extschema@.webhook_adopt() RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    adopted int[];
+BEGIN
+    WITH taken AS (
+        UPDATE webhook.endpoint e SET origin = webhook.origin() WHERE e.origin <> webhook.origin() RETURNING e.id
+    )
+    SELECT coalesce(array_agg(id), '{}') INTO adopted FROM taken;
+
+    PERFORM webhook.release_lost(array_agg(q.event_id), array_agg(q.endpoint_id))
+    FROM webhook.delivery_queue q
+    WHERE q.endpoint_id = ANY (adopted) AND q.status = 'SENDING'
+    HAVING count(*) > 0;
+    RETURN cardinality(adopted);
 END $$;

@@ -169,6 +169,18 @@ CREATE TABLE webhook.breaker (
     CONSTRAINT closed_or_opened CHECK ((state = 'CLOSED') = (opened_at IS NULL))
 );
 
+-- What was finished in an hour, by endpoint, end and latency: the counters behind webhook.metrics.
+CREATE TABLE webhook.tally (
+    endpoint_id   int         NOT NULL,
+    hour          timestamptz NOT NULL,
+    status        text        NOT NULL CHECK (status IN ('SENT', 'FAILED')),
+    latency_class int         NOT NULL,
+    deliveries    bigint      NOT NULL,
+    retried       bigint      NOT NULL,
+    retries       bigint      NOT NULL,
+    PRIMARY KEY (endpoint_id, hour, status, latency_class)
+) WITH (fillfactor = 70);
+
 -- Each run of a worker has a number of its own. It signs its claims with it and holds an advisory lock on
 -- it, so that the next one can tell which claims have lost their owner.
 CREATE SEQUENCE webhook.worker_instance AS int CYCLE;
@@ -183,4 +195,5 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.delivery_history', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.dead_letter', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.attempt', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.breaker', '');
+SELECT pg_catalog.pg_extension_config_dump('webhook.tally', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.worker_instance', '');

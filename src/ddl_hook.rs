@@ -1,9 +1,14 @@
 //! Commands on a database must not fail because its worker is connected to it: the worker leaves first, and
-//! comes back when the command is done or has failed. Also wakes for what no commit callback sees.
+//! comes back when the transaction has ended. Also wakes for what no commit callback sees.
+//!
+//! The hooks stand between every utility command and its caller, so an error of the command must pass over them
+//! untouched: they call the server's functions themselves and not pgrx's wrappers, which would rebuild the error
+//! without its position, context and object names, and they keep nothing that has to be dropped.
 
 use crate::pg_compat;
 use crate::shmem;
 use crate::wake;
+use pgrx::pg_sys::panic::pgrx_extern_c_guard;
 use pgrx::prelude::*;
 use pgrx::{PgList, is_a};
 use std::ffi::{CStr, c_char};
@@ -15,6 +20,19 @@ const PATIENCE: Duration = Duration::from_secs(6);
 static mut PREVIOUS_UTILITY_HOOK: pg_sys::ProcessUtility_hook_type = None;
 static mut PREVIOUS_ACCESS_HOOK: pg_sys::object_access_hook_type = None;
 
+unsafe extern "C-unwind" {
+    fn standard_ProcessUtility(
+        statement: *mut pg_sys::PlannedStmt,
+        query: *const c_char,
+        read_only_tree: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        params: pg_sys::ParamListInfo,
+        query_env: *mut pg_sys::QueryEnvironment,
+        dest: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+}
+
 pub fn install() {
     // SAFETY: the postmaster is single-threaded and preloads each library once.
     unsafe {
@@ -25,7 +43,6 @@ pub fn install() {
     }
 }
 
-#[pg_guard]
 #[allow(clippy::too_many_arguments)] // The signature is the server's.
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
@@ -37,28 +54,24 @@ unsafe extern "C-unwind" fn process_utility(
     dest: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
-    // SAFETY: the statement is the server's, valid for the call; its node tag says what it is.
+    // SAFETY: the statement is the server's, valid for the call. This frame has nothing to drop, so an error may
+    // jump over it.
     unsafe {
         let node = (*statement).utilityStmt;
-        let affected = database_of(node);
-        let launcher_to_look = affected.is_some() || is_a(node, pg_sys::NodeTag::T_CreatedbStmt);
-        let wakes_worker = is_commit_prepared(node);
-        let absence = affected.and_then(WorkerAbsence::begin);
-
+        let commits_prepared = is_commit_prepared(node);
+        pgrx_extern_c_guard(|| before(node));
         match PREVIOUS_UTILITY_HOOK {
-            Some(next) => pg_sys::submodules::ffi::pg_guard_ffi_boundary(|| {
-                next(
-                    statement,
-                    query,
-                    read_only_tree,
-                    context,
-                    params,
-                    query_env,
-                    dest,
-                    completion,
-                )
-            }),
-            None => pg_sys::standard_ProcessUtility(
+            Some(next) => next(
+                statement,
+                query,
+                read_only_tree,
+                context,
+                params,
+                query_env,
+                dest,
+                completion,
+            ),
+            None => standard_ProcessUtility(
                 statement,
                 query,
                 read_only_tree,
@@ -69,19 +82,13 @@ unsafe extern "C-unwind" fn process_utility(
                 completion,
             ),
         }
-
-        drop(absence);
-        if launcher_to_look && shmem::is_preloaded() {
-            wake::launcher();
-        }
-        if wakes_worker {
-            wake::worker_now();
+        if commits_prepared {
+            pgrx_extern_c_guard(wake::worker_now);
         }
     }
 }
 
 /// Dropping the extension, by whatever command, wakes its worker at the commit: it looks and leaves.
-#[pg_guard]
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -92,12 +99,21 @@ unsafe extern "C-unwind" fn object_access(
     if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::ExtensionRelationId {
         wake::worker_at_commit();
     }
-    // SAFETY: passes on what it was given.
+    // SAFETY: passes on what it was given, from a frame that has nothing to drop.
     unsafe {
         if let Some(next) = PREVIOUS_ACCESS_HOOK {
-            pg_sys::submodules::ffi::pg_guard_ffi_boundary(|| {
-                next(access, class, object, sub_id, argument)
-            });
+            next(access, class, object, sub_id, argument);
+        }
+    }
+}
+
+unsafe fn before(node: *mut pg_sys::Node) {
+    // SAFETY: the caller's node is valid.
+    unsafe {
+        if let Some(database) = database_of(node) {
+            wait_until_worker_leaves(database);
+        } else if is_a(node, pg_sys::NodeTag::T_CreatedbStmt) {
+            wake::launcher_at_end();
         }
     }
 }
@@ -153,64 +169,53 @@ unsafe fn is_commit_prepared(node: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// While it lives, its database has no worker. Dropped on success and on error alike; should this backend
-/// die, the launcher sees that it is gone.
-struct WorkerAbsence {
-    database: pg_sys::Oid,
-}
-
-impl WorkerAbsence {
-    fn begin(database: pg_sys::Oid) -> Option<Self> {
-        let pid = my_pid();
-        shmem::write(|registry| {
+/// From here to the end of the transaction the database has no worker; should this backend die, the launcher sees
+/// that it is gone.
+fn wait_until_worker_leaves(database: pg_sys::Oid) {
+    let pid = my_pid();
+    let watched = shmem::write(|registry| {
+        registry
+            .slot_mut(database)
+            .map(|slot| slot.stopped_for = pid)
+    });
+    if watched.is_none() {
+        return;
+    }
+    wake::launcher_at_end();
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        let worker = shmem::read(|registry| {
             registry
-                .slot_mut(database)
-                .map(|slot| slot.stopped_for = pid)
-        })?;
-        let absence = WorkerAbsence { database };
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let worker = shmem::read(|registry| {
-                registry
-                    .slot(database)
-                    .map(|slot| (slot.worker_pid, slot.worker_proc))
-            });
-            match worker {
-                None | Some((0, _)) => return Some(absence),
-                Some((_, process)) => wake::set_latch_of(process),
-            }
-            if Instant::now() > deadline {
-                return Some(absence);
-            }
-            // The worker does not signal us when it has left; it takes some milliseconds.
-            // SAFETY: the latch is this process's own.
-            unsafe {
-                pg_sys::WaitLatch(
-                    pg_sys::MyLatch,
-                    (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH)
-                        as i32,
-                    10,
-                    pg_sys::PG_WAIT_EXTENSION,
-                );
-                pg_sys::ResetLatch(pg_sys::MyLatch);
-            }
-            check_for_interrupts!();
+                .slot(database)
+                .map(|slot| (slot.worker_pid, slot.worker_proc))
+        });
+        match worker {
+            None | Some((0, _)) => return,
+            Some((_, process)) => wake::set_latch_of(process),
         }
+        // The worker does not signal us when it has left; it takes some milliseconds.
+        // SAFETY: the latch is this process's own.
+        unsafe {
+            pg_sys::WaitLatch(
+                pg_sys::MyLatch,
+                (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as i32,
+                10,
+                pg_sys::PG_WAIT_EXTENSION,
+            );
+            pg_sys::ResetLatch(pg_sys::MyLatch);
+        }
+        check_for_interrupts!();
     }
 }
 
-impl Drop for WorkerAbsence {
-    fn drop(&mut self) {
-        let pid = my_pid();
-        shmem::write(|registry| {
-            if let Some(slot) = registry.slot_mut(self.database)
-                && slot.stopped_for == pid
-            {
-                slot.stopped_for = 0;
-            }
-        });
-        wake::launcher();
-    }
+/// The databases that this backend had for itself may have their workers again.
+pub fn let_workers_return() {
+    let pid = my_pid();
+    shmem::write(|registry| {
+        for slot in registry.slots_mut().filter(|slot| slot.stopped_for == pid) {
+            slot.stopped_for = 0;
+        }
+    });
 }
 
 fn my_pid() -> i32 {

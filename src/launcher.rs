@@ -4,6 +4,7 @@
 //! examined; one that finds no extension says so in its slot and ends. The slots in shared memory are the
 //! whole truth: a worker clears its own when it ends, however it ends, and a crash clears them all.
 
+use crate::notice;
 use crate::pg_compat;
 use crate::shmem::{self, Slot, State};
 use crate::wake;
@@ -198,14 +199,14 @@ fn start_worker(database: &Database) -> bool {
 
 fn report_no_room(database: &Database, reported: &mut bool) {
     if !std::mem::replace(reported, true) {
-        ereport!(
-            PgLogLevel::WARNING,
+        let message = format!(
+            "no background worker is free to deliver the webhooks of database \"{}\"",
+            database.name
+        );
+        notice::warn(
             PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            format!(
-                "no background worker is free to deliver the webhooks of database \"{}\"",
-                database.name
-            ),
-            "Raise max_worker_processes in postgresql.conf and restart the server; it is tried again every few seconds."
+            message,
+            "Raise max_worker_processes in postgresql.conf and restart the server; until then it is tried again every few seconds.",
         );
     }
 }

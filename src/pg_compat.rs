@@ -1,6 +1,7 @@
 //! What differs between the versions of PostgreSQL.
 
 use pgrx::pg_sys;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// This process's place in the server's array of processes.
 pub fn my_proc_number() -> i32 {
@@ -28,24 +29,59 @@ pub fn owns_database(database: pg_sys::Oid) -> bool {
 }
 
 // The server's functions themselves: pgrx's wrappers set up an error frame, which a handler must not.
+#[allow(non_snake_case)]
 unsafe extern "C-unwind" {
     fn die(signal: i32);
-    #[allow(non_snake_case)]
     fn SignalHandlerForConfigReload(signal: i32);
+    fn SetLatch(latch: *mut pg_sys::Latch);
 }
 
-/// Postgres's own handlers: `die` also ends a wait for a lock or for a replica, and the reload flag is the
-/// one that other code of the server looks at.
+/// For a process that ends at once when told to.
 pub fn attach_signal_handlers() {
+    attach(die);
+}
+
+/// For a process that has something to put in order first: SIGTERM cancels the statement that is running, wherever it
+/// waits, and `take_termination` says so to the main loop.
+pub fn attach_graceful_signal_handlers() {
+    attach(terminate_gracefully);
+}
+
+fn attach(on_sigterm: unsafe extern "C-unwind" fn(i32)) {
     #[cfg(not(feature = "pg18"))]
     use pg_sys::pqsignal as attach;
     #[cfg(feature = "pg18")]
     use pg_sys::pqsignal_be as attach;
 
-    // SAFETY: the handlers are the server's and do only what is safe in a handler.
+    // SAFETY: the handlers do only what is safe in a handler.
     unsafe {
         attach(pg_sys::SIGHUP as i32, Some(SignalHandlerForConfigReload));
-        attach(pg_sys::SIGTERM as i32, Some(die));
+        attach(pg_sys::SIGTERM as i32, Some(on_sigterm));
         pg_sys::BackgroundWorkerUnblockSignals();
     }
+}
+
+static TERMINATED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C-unwind" fn terminate_gracefully(_signal: i32) {
+    TERMINATED.store(true, Ordering::Relaxed);
+    // SAFETY: what the server's own handlers do; errno belongs to the code that was interrupted.
+    unsafe {
+        let errno = *libc::__errno_location();
+        (&raw mut pg_sys::QueryCancelPending).write_volatile(1);
+        (&raw mut pg_sys::InterruptPending).write_volatile(1);
+        SetLatch(pg_sys::MyLatch);
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// Whether SIGTERM has come since the last call.
+pub fn take_termination() -> bool {
+    TERMINATED.swap(false, Ordering::Relaxed)
+}
+
+/// A cancellation is meant for a statement: outside of one there is nothing to cancel.
+pub fn forget_cancellation() {
+    // SAFETY: the flag is set by the signal handlers of this thread.
+    unsafe { (&raw mut pg_sys::QueryCancelPending).write_volatile(0) };
 }

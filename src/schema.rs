@@ -4,7 +4,12 @@ use pgrx::prelude::*;
 
 extension_sql_file!("../sql/tables.sql", name = "tables", bootstrap);
 extension_sql_file!("../sql/native.sql", name = "native", requires = ["tables"]);
-extension_sql_file!("../sql/policy.sql", name = "policy", requires = ["native"]);
+extension_sql_file!(
+    "../sql/presets.sql",
+    name = "presets",
+    requires = ["native"]
+);
+extension_sql_file!("../sql/policy.sql", name = "policy", requires = ["presets"]);
 extension_sql_file!(
     "../sql/endpoint.sql",
     name = "endpoint",
@@ -12,7 +17,8 @@ extension_sql_file!(
 );
 extension_sql_file!("../sql/emit.sql", name = "emit", requires = ["endpoint"]);
 extension_sql_file!("../sql/claim.sql", name = "claim", requires = ["emit"]);
-extension_sql_file!("../sql/settle.sql", name = "settle", requires = ["claim"]);
+extension_sql_file!("../sql/metrics.sql", name = "metrics", requires = ["claim"]);
+extension_sql_file!("../sql/settle.sql", name = "settle", requires = ["metrics"]);
 extension_sql_file!(
     "../sql/recover.sql",
     name = "recover",

@@ -19,6 +19,7 @@ static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(32);
 static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(512);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
+static MAX_RETRY_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 static KEEP_ATTEMPTS: GucSetting<KeepAttempts> =
     GucSetting::<KeepAttempts>::new(KeepAttempts::failed);
 static ENGINE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -86,6 +87,16 @@ pub fn define() {
         1,
         86_400,
         GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"webhook.max_retry_after",
+        c"Longest wait that an endpoint may ask for with Retry-After.",
+        c"A longer one is cut to this.",
+        &MAX_RETRY_AFTER_S,
+        0,
+        31_536_000,
+        GucContext::Suset,
         GucFlags::UNIT_S,
     );
     GucRegistry::define_enum_guc(

@@ -163,6 +163,12 @@ impl Registry {
             .filter(|slot| slot.database != pg_sys::InvalidOid)
     }
 
+    pub fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots
+            .iter_mut()
+            .filter(|slot| slot.database != pg_sys::InvalidOid)
+    }
+
     /// Frees the slots of databases that are no more.
     pub fn keep_only(&mut self, databases: &[pg_sys::Oid]) {
         for slot in &mut self.slots {

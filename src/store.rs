@@ -27,12 +27,13 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// A person moved a row at the same moment: the same again, at once, will do.
+    /// A person moved a row at the same moment, or cancelled us: the same again, at once, will do.
     pub fn is_passing(&self) -> bool {
         matches!(
             self.code,
             PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
                 | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
+                | PgSqlErrorCode::ERRCODE_QUERY_CANCELED
         )
     }
 }
@@ -199,7 +200,7 @@ pub struct Recovered {
 
 pub fn recover(
     client: &mut SpiClient<'_>,
-    instance: i32,
+    instance: Option<i32>,
     in_flight: &[Key],
 ) -> Result<Recovered, spi::Error> {
     let events: Vec<pgrx::Uuid> = in_flight.iter().map(event_uuid).collect();
@@ -225,6 +226,15 @@ pub fn foreign_endpoints(client: &SpiClient<'_>) -> Result<i64, spi::Error> {
         .first()
         .get_one::<i64>()
         .map(Option::unwrap_or_default)
+}
+
+/// The longest that a request may take, of the policies in use.
+pub fn longest_request(client: &SpiClient<'_>) -> Result<Duration, spi::Error> {
+    let seconds = client
+        .select("SELECT webhook.longest_request_seconds()", None, &[])?
+        .first()
+        .get_one::<i64>()?;
+    Ok(Duration::from_secs(seconds.unwrap_or(0).max(0) as u64))
 }
 
 /// An endpoint with something queued.
@@ -271,7 +281,7 @@ fn share(max_in_flight: Option<i32>, settings: &Settings) -> usize {
 pub fn claim(
     client: &mut SpiClient<'_>,
     settings: &Settings,
-    instance: i32,
+    instance: Option<i32>,
     wishes: &[(i32, usize)],
 ) -> Result<Vec<Attempt>, spi::Error> {
     let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.0).collect();
@@ -350,6 +360,7 @@ pub struct Ending {
     error_kind: Option<&'static str>,
     error: Option<String>,
     excerpt: Option<String>,
+    retry_after_s: Option<f64>,
     duration_ms: i32,
     finished_at: f64,
 }
@@ -363,6 +374,7 @@ impl Ending {
             error_kind: Some("released"),
             error: None,
             excerpt: None,
+            retry_after_s: None,
             duration_ms: 0,
             finished_at: epoch(SystemTime::now()),
         }
@@ -378,6 +390,10 @@ impl From<Outcome> for Ending {
         Ending {
             key: outcome.key,
             status_code: answer.as_ref().map(|answer| i32::from(answer.status)),
+            retry_after_s: answer
+                .as_ref()
+                .and_then(|answer| answer.retry_after)
+                .map(|delay| delay.as_secs_f64()),
             excerpt: answer.map(|answer| answer.excerpt),
             error_kind: failure.as_ref().map(|failure| failure.kind.as_str()),
             error: failure.map(|failure| failure.message),
@@ -392,17 +408,51 @@ fn epoch(time: SystemTime) -> f64 {
         .map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Settles a batch; says which of it somebody has locked, to be handed in again.
-pub fn settle(client: &mut SpiClient<'_>, endings: &[Ending]) -> Result<HashSet<Key>, spi::Error> {
-    fn column<'a, T>(
-        endings: &'a [Ending],
-        field: impl Fn(&'a Ending) -> T,
-    ) -> DatumWithOid<'static>
-    where
-        Vec<T>: Into<DatumWithOid<'static>>,
-    {
-        endings.iter().map(field).collect::<Vec<T>>().into()
+#[derive(Default)]
+pub struct Settled {
+    /// What somebody has locked, to be handed in again.
+    pub locked: HashSet<Key>,
+    pub tally: Tally,
+}
+
+/// How many deliveries were finished, by endpoint, status and class of latency.
+#[derive(Default)]
+pub struct Tally(HashMap<(i32, String, i32), Finished>);
+
+#[derive(Default)]
+struct Finished {
+    deliveries: i64,
+    retried: i64,
+    retries: i64,
+}
+
+impl Tally {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
+
+    pub fn add(&mut self, more: Tally) {
+        for (group, finished) in more.0 {
+            let sum = self.0.entry(group).or_default();
+            sum.deliveries += finished.deliveries;
+            sum.retried += finished.retried;
+            sum.retries += finished.retries;
+        }
+    }
+}
+
+/// An array of one value of each row.
+fn column<'a, Row: 'a, T>(
+    rows: impl IntoIterator<Item = &'a Row>,
+    field: impl Fn(&'a Row) -> T,
+) -> DatumWithOid<'static>
+where
+    Vec<T>: Into<DatumWithOid<'static>>,
+{
+    rows.into_iter().map(field).collect::<Vec<T>>().into()
+}
+
+pub fn settle(client: &mut SpiClient<'_>, endings: &[Ending]) -> Result<Settled, spi::Error> {
     let columns = [
         column(endings, |ending| event_uuid(&ending.key)),
         column(endings, |ending| ending.key.endpoint_id),
@@ -411,24 +461,60 @@ pub fn settle(client: &mut SpiClient<'_>, endings: &[Ending]) -> Result<HashSet<
         column(endings, |ending| ending.error_kind),
         column(endings, |ending| ending.error.as_deref()),
         column(endings, |ending| ending.excerpt.as_deref()),
+        column(endings, |ending| ending.retry_after_s),
         column(endings, |ending| ending.duration_ms),
         column(endings, |ending| ending.finished_at),
     ];
     let rows = client.update(
-        "SELECT event_id, endpoint_id, claim_seq FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        "SELECT event_id, endpoint_id, claim_seq, status, latency_class, deliveries, retried, retries
+         FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         None,
         &columns,
     )?;
-    rows.map(|row| {
-        Ok(Key {
-            event_id: row
-                .get::<pgrx::Uuid>(1)?
-                .map_or_else(uuid::Uuid::nil, from_pgrx),
-            endpoint_id: row.get::<i32>(2)?.unwrap_or_default(),
-            claim_seq: row.get::<i64>(3)?.unwrap_or_default(),
-        })
-    })
-    .collect()
+    let mut settled = Settled::default();
+    for row in rows {
+        let endpoint_id = row.get::<i32>(2)?.unwrap_or_default();
+        let number = |ordinal| Ok::<i64, spi::Error>(row.get::<i64>(ordinal)?.unwrap_or_default());
+        if let Some(event_id) = row.get::<pgrx::Uuid>(1)? {
+            settled.locked.insert(Key {
+                event_id: from_pgrx(event_id),
+                endpoint_id,
+                claim_seq: number(3)?,
+            });
+        } else {
+            let group = (
+                endpoint_id,
+                row.get::<String>(4)?.unwrap_or_default(),
+                row.get::<i32>(5)?.unwrap_or_default(),
+            );
+            let finished = Finished {
+                deliveries: number(6)?,
+                retried: number(7)?,
+                retries: number(8)?,
+            };
+            settled.tally.0.insert(group, finished);
+        }
+    }
+    Ok(settled)
+}
+
+pub fn add_tally(client: &mut SpiClient<'_>, tally: &Tally) -> Result<(), spi::Error> {
+    let groups: Vec<_> = tally.0.iter().collect();
+    let columns = [
+        column(&groups, |(group, _)| group.0),
+        column(&groups, |(group, _)| group.1.as_str()),
+        column(&groups, |(group, _)| group.2),
+        column(&groups, |(_, finished)| finished.deliveries),
+        column(&groups, |(_, finished)| finished.retried),
+        column(&groups, |(_, finished)| finished.retries),
+    ];
+    client
+        .update(
+            "SELECT webhook.add_tally($1, $2, $3, $4, $5, $6)",
+            None,
+            &columns,
+        )
+        .map(|_| ())
 }
 
 fn event_uuid(key: &Key) -> pgrx::Uuid {

@@ -1,14 +1,25 @@
 //! Wake-ups: a commit sets the latch of the database's worker, or asks the launcher for one.
 
+use crate::ddl_hook;
 use crate::shmem::{self, State};
 use pgrx::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
-static WANTED_AT_COMMIT: AtomicBool = AtomicBool::new(false);
+static WORKER_AT_COMMIT: AtomicBool = AtomicBool::new(false);
+static LAUNCHER_AT_END: AtomicBool = AtomicBool::new(false);
 
 /// Wakes the worker when the current transaction commits; only then, to prevent needless wake-ups.
 pub fn worker_at_commit() {
+    remember(&WORKER_AT_COMMIT);
+}
+
+/// Wakes the launcher when the current transaction has ended, be it committed or not.
+pub fn launcher_at_end() {
+    remember(&LAUNCHER_AT_END);
+}
+
+fn remember(wish: &AtomicBool) {
     if !shmem::is_preloaded() {
         return;
     }
@@ -16,23 +27,33 @@ pub fn worker_at_commit() {
         // SAFETY: registered once per backend, and the function stays loaded.
         unsafe { pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut()) }
     }
-    WANTED_AT_COMMIT.store(true, Ordering::Relaxed);
+    wish.store(true, Ordering::Relaxed);
 }
 
-/// A prepared transaction wakes nobody here: it is COMMIT PREPARED that does, in whatever backend.
+/// A prepared transaction wakes no worker here: it is COMMIT PREPARED that does, in whatever backend.
 unsafe extern "C-unwind" fn at_transaction_end(
     event: pg_sys::XactEvent::Type,
     _argument: *mut std::ffi::c_void,
 ) {
     use pg_sys::XactEvent::*;
-    let ended = matches!(
+    if !matches!(
         event,
         XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE
-    );
-    if ended && WANTED_AT_COMMIT.swap(false, Ordering::Relaxed) && event == XACT_EVENT_COMMIT {
-        // An error after the commit would take the whole server down: whatever happens here stays here.
-        let _ = std::panic::catch_unwind(worker_now);
+    ) {
+        return;
     }
+    let worker = WORKER_AT_COMMIT.swap(false, Ordering::Relaxed) && event == XACT_EVENT_COMMIT;
+    let launcher = LAUNCHER_AT_END.swap(false, Ordering::Relaxed);
+    // An error after the commit would take the whole server down: whatever happens here stays here.
+    let _ = std::panic::catch_unwind(|| {
+        if worker {
+            worker_now();
+        }
+        if launcher {
+            ddl_hook::let_workers_return();
+            self::launcher();
+        }
+    });
 }
 
 /// Wakes the worker of this backend's database.

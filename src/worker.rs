@@ -10,7 +10,7 @@ use crate::launcher;
 use crate::pg_compat;
 use crate::settings::Settings;
 use crate::shmem::{self, Slot, State, Text};
-use crate::store::{self, Ending, Extension, Trouble};
+use crate::store::{self, Ending, Extension, Tally, Trouble};
 use ledger::Ledger;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::prelude::*;
@@ -28,7 +28,7 @@ const LAST_SETTLING: Duration = Duration::from_secs(1);
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     let database = database_from(argument);
-    pg_compat::attach_signal_handlers();
+    pg_compat::attach_graceful_signal_handlers();
     if !attach(database) {
         return;
     }
@@ -116,11 +116,17 @@ struct Worker {
     extension: Extension,
     settings: Settings,
     pool: Pool,
-    instance: i32,
+    /// Taken when first something may be claimed.
+    instance: Option<i32>,
     ledger: Ledger,
     agenda: Agenda,
-    next_housekeeping: Instant,
+    tally: Tally,
+    next_recovery: Instant,
+    next_survey: Instant,
     foreign_endpoints: i64,
+    longest_request: Duration,
+    /// The extension was dropped and created anew: a worker must begin anew too.
+    replaced: bool,
     errors_in_a_row: u32,
     reported: Option<(State, i32)>,
 }
@@ -132,7 +138,6 @@ impl Worker {
         };
         let settings = Settings::current();
         store::act_as(settings.role.as_deref().unwrap_or(&extension.owner))?;
-        let instance = store::transaction(store::begin_instance)?;
         let pool =
             Pool::start(threads_within_limits(settings.workers)).map_err(|error| Trouble {
                 code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
@@ -143,11 +148,15 @@ impl Worker {
             extension,
             settings,
             pool,
-            instance,
+            instance: None,
             ledger: Ledger::default(),
             agenda: Agenda::default(),
-            next_housekeeping: Instant::now(),
+            tally: Tally::default(),
+            next_recovery: Instant::now(),
+            next_survey: Instant::now(),
             foreign_endpoints: 0,
+            longest_request: Duration::ZERO,
+            replaced: false,
             errors_in_a_row: 0,
             reported: None,
         }))
@@ -196,17 +205,17 @@ impl Worker {
         if wait_for_latch_or(&self.pool, pause) {
             self.agenda.begin_anew();
         }
-        if told_to_die() {
+        serve_interrupts();
+        if pg_compat::take_termination() {
             return Some(End::Stop);
         }
-        serve_interrupts();
         if launcher::reload_settings_if_asked() {
             let settings = Settings::current();
             if (settings.workers, &settings.role) != (self.settings.workers, &self.settings.role) {
                 return Some(End::Stop);
             }
             self.settings = settings;
-            self.next_housekeeping = Instant::now();
+            self.next_survey = Instant::now();
         }
         let database_is_wanted = shmem::read(|registry| {
             registry
@@ -229,6 +238,9 @@ impl Worker {
             self.ledger.end(Ending::released(key));
         }
         self.settle_within(LAST_SETTLING);
+        if let Err(trouble) = self.flush_tally() {
+            report_error(self.database, &trouble.message);
+        }
     }
 
     fn collect_within(&mut self, time: Duration) {
@@ -290,24 +302,9 @@ fn wait_for_latch_or(pool: &Pool, timeout: Duration) -> bool {
     }
 }
 
-/// Takes note of SIGTERM, once: the shutdown still needs SQL, which a pending `die` would cut short. Another
-/// SIGTERM does.
-fn told_to_die() -> bool {
-    // SAFETY: the flag is set by the signal handler of this thread.
-    unsafe {
-        let flag = &raw mut pg_sys::ProcDiePending;
-        let told = flag.read_volatile() != 0;
-        if told {
-            flag.write_volatile(0);
-        }
-        told
-    }
-}
-
-/// Barriers and the like. A cancellation is meant for a statement, and none is running.
+/// Barriers and the like.
 fn serve_interrupts() {
-    // SAFETY: the flag is set by the signal handler of this thread.
-    unsafe { (&raw mut pg_sys::QueryCancelPending).write_volatile(0) };
+    pg_compat::forget_cancellation();
     check_for_interrupts!();
 }
 

@@ -3,13 +3,14 @@
 
 use super::ledger::Ledger;
 use super::{End, Worker, report_error, say};
+use crate::notice;
 use crate::shmem::State;
-use crate::store::{self, Ending, Trouble, Waiting};
+use crate::store::{self, Ending, Settled, Tally, Trouble, Waiting};
 use crate::wake;
 use pgrx::prelude::*;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use webhook_delivery::{Attempt, Key};
+use webhook_delivery::Attempt;
 
 /// Endpoints read at a time; bounds what a turn costs where many have something queued.
 const AGENDA_PAGE: usize = 300;
@@ -17,7 +18,8 @@ const AGENDA_PAGE: usize = 300;
 const CLAIM_AHEAD: usize = 8;
 /// What somebody has locked is tried again after this.
 const LOCKED_RETRY: Duration = Duration::from_millis(250);
-const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(60);
+const RECOVERY_EVERY: Duration = Duration::from_secs(60);
+const SURVEY_EVERY: Duration = Duration::from_secs(5);
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
 /// Where the reading of the agenda stands: page after page until the last endpoint, then sleep.
@@ -47,12 +49,8 @@ impl Worker {
         for outcome in self.pool.take_outcomes() {
             self.ledger.end(Ending::from(outcome));
         }
-        match self.housekeeping() {
-            Ok(true) => {}
-            Ok(false) => return Err(End::Stop),
-            Err(trouble) => return self.after(trouble),
-        }
-        match self.settle_and_claim() {
+        match self.keep_house().and_then(|()| self.settle_and_claim()) {
+            Ok(_) if self.replaced => Err(End::Stop),
             Ok(pause) => {
                 self.errors_in_a_row = 0;
                 self.report_state();
@@ -79,21 +77,27 @@ impl Worker {
         )
     }
 
-    /// At the start and every minute: claims that have lost their owner, endpoints that are not ours. Says
-    /// whether the extension is still the one that this worker began with.
-    fn housekeeping(&mut self) -> Result<bool, Trouble> {
-        if Instant::now() < self.next_housekeeping || self.hold().is_some() {
-            return Ok(true);
+    fn keep_house(&mut self) -> Result<(), Trouble> {
+        if self.hold().is_some() {
+            return Ok(());
         }
+        if self.instance.is_none() {
+            self.instance = Some(store::transaction(store::begin_instance)?);
+        }
+        if Instant::now() >= self.next_recovery {
+            self.recover()?;
+        }
+        if Instant::now() >= self.next_survey {
+            self.survey()?;
+        }
+        Ok(())
+    }
+
+    /// Claims that have lost their owner.
+    fn recover(&mut self) -> Result<(), Trouble> {
         let claimed = self.ledger.keys();
-        let (extension, recovered, foreign) = store::transaction(|client| {
-            let recovered = store::recover(client, self.instance, &claimed)?;
-            Ok((
-                store::find_extension(client)?,
-                recovered,
-                store::foreign_endpoints(client)?,
-            ))
-        })?;
+        let recovered =
+            store::transaction(|client| store::recover(client, self.instance, &claimed))?;
         if recovered.released + recovered.failed > 0 {
             log!(
                 "webhook worker recovered {} claims of a lost worker, {} of them without an attempt left",
@@ -101,22 +105,55 @@ impl Worker {
                 recovered.failed
             );
         }
-        if foreign > 0 && foreign != self.foreign_endpoints {
-            ereport!(
-                PgLogLevel::WARNING,
-                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("webhook holds {foreign} endpoints that belong to another installation"),
-                "The database was restored or copied. SELECT webhook_adopt() takes them over."
-            );
-        }
-        self.foreign_endpoints = foreign;
         let pause = if recovered.locked > 0 {
             Duration::from_secs(1)
         } else {
-            HOUSEKEEPING_EVERY
+            RECOVERY_EVERY
         };
-        self.next_housekeeping = Instant::now() + pause.min(self.settings.stale_after);
-        Ok(extension.is_some_and(|extension| extension.oid == self.extension.oid))
+        self.next_recovery = Instant::now() + pause.min(self.settings.stale_after);
+        Ok(())
+    }
+
+    /// What changes seldom and tells nobody.
+    fn survey(&mut self) -> Result<(), Trouble> {
+        self.flush_tally()?;
+        let (extension, foreign, longest) = store::transaction(|client| {
+            Ok((
+                store::find_extension(client)?,
+                store::foreign_endpoints(client)?,
+                store::longest_request(client)?,
+            ))
+        })?;
+        self.replaced = extension.is_some_and(|extension| extension.oid != self.extension.oid);
+        if foreign > 0 && foreign != self.foreign_endpoints {
+            notice::warn(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("webhook holds {foreign} endpoints that belong to another installation"),
+                "The database was restored or copied. SELECT webhook_adopt() takes them over.",
+            );
+        }
+        self.foreign_endpoints = foreign;
+        if longest >= self.settings.stale_after && longest != self.longest_request {
+            notice::warn(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!(
+                    "webhook.stale_after is shorter than the {} s that a request may take",
+                    longest.as_secs()
+                ),
+                "Raise webhook.stale_after in postgresql.conf, or shorten the timeouts of the policy.",
+            );
+        }
+        self.longest_request = longest;
+        self.next_survey = Instant::now() + SURVEY_EVERY;
+        Ok(())
+    }
+
+    pub(super) fn flush_tally(&mut self) -> Result<(), Trouble> {
+        if !self.tally.is_empty() {
+            store::transaction(|client| store::add_tally(client, &self.tally))?;
+            self.tally = Tally::default();
+        }
+        Ok(())
     }
 
     /// Why nothing is claimed now, if so.
@@ -135,7 +172,7 @@ impl Worker {
     pub(super) fn settle(&mut self) -> Result<(), Trouble> {
         let endings = self.ledger.take_endings();
         match store::transaction(|client| store::settle(client, &endings)) {
-            Ok(locked) => self.keep_locked(endings, &locked),
+            Ok(settled) => self.settled(endings, settled),
             Err(trouble) => {
                 self.ledger.put_back(endings);
                 return Err(trouble);
@@ -144,12 +181,10 @@ impl Worker {
         Ok(())
     }
 
-    fn keep_locked(&mut self, endings: Vec<Ending>, locked: &HashSet<Key>) {
-        self.ledger.put_back(
-            endings
-                .into_iter()
-                .filter(|ending| locked.contains(&ending.key)),
-        );
+    fn settled(&mut self, endings: Vec<Ending>, settled: Settled) {
+        self.tally.add(settled.tally);
+        let locked = |ending: &Ending| settled.locked.contains(&ending.key);
+        self.ledger.put_back(endings.into_iter().filter(locked));
     }
 
     fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
@@ -163,13 +198,13 @@ impl Worker {
         }
         let endings = self.ledger.take_endings();
         let worked = store::transaction(|client| {
-            let locked = if endings.is_empty() {
-                HashSet::new()
+            let settled = if endings.is_empty() {
+                Settled::default()
             } else {
                 store::settle(client, &endings)?
             };
             if holding {
-                return Ok((locked, Vec::new(), Vec::new(), Vec::new()));
+                return Ok((settled, Vec::new(), Vec::new(), Vec::new()));
             }
             let page = store::agenda(
                 client,
@@ -188,11 +223,11 @@ impl Worker {
             } else {
                 store::claim(client, &self.settings, self.instance, &wishes)?
             };
-            Ok((locked, page, wishes, attempts))
+            Ok((settled, page, wishes, attempts))
         });
         match worked {
-            Ok((locked, page, wishes, attempts)) => {
-                self.keep_locked(endings, &locked);
+            Ok((settled, page, wishes, attempts)) => {
+                self.settled(endings, settled);
                 Ok(self.dispatch(&page, &wishes, attempts))
             }
             Err(trouble) => {
@@ -243,14 +278,17 @@ impl Worker {
         let pause = if self.agenda.claimed_something {
             Duration::ZERO
         } else {
-            let housekeeping = self.next_housekeeping.saturating_duration_since(now);
+            let house = self
+                .next_survey
+                .min(self.next_recovery)
+                .saturating_duration_since(now);
             let due = self
                 .agenda
                 .next_due
                 .map(|due| due.saturating_duration_since(now));
             due.unwrap_or(self.settings.poll_interval)
                 .min(self.settings.poll_interval)
-                .min(housekeeping)
+                .min(house)
         };
         self.agenda.begin_anew();
         pause

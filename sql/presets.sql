@@ -1,0 +1,40 @@
+-- The presets: `standard`, which is also the default of every column, and the systems whose users should find
+-- here what they know. docs/retries.md has their delays in full.
+
+INSERT INTO webhook.policy (preset, name) VALUES (true, 'standard');
+
+INSERT INTO webhook.policy
+    (preset, name, max_attempts, backoff, initial_delay, factor, max_delay, jitter_down, jitter_up,
+     success_status, retry_status, disable_status, retry_errors, retry_after, connect_timeout, timeout,
+     failure_threshold, warn_threshold, cooldown, max_cooldown, breaker_counts, on_trip, when_open, on_exhausted, hold_for, keep_sent)
+VALUES
+    (true, 'patient', 6, 'schedule', '30 s', 2, '24 h', 0.1, 0.1,
+     '{[200,300)}', '{[100,200), [300,600)}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     5, 0, '60 min', '60 min', 'attempts', 'open', 'skip', 'continue', NULL, true),
+    (true, 'outbox', 6, 'exponential', '1 s', 2, '24 h', 0, 0,
+     '{[200,300)}', '{[100,200), [300,600)}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     0, 0, '60 s', '60 min', 'attempts', 'open', 'hold', 'continue', NULL, true),
+    (true, 'outbox_fixed', 6, 'fixed', '1 s', 2, '24 h', 0, 0,
+     '{[200,300)}', '{[100,200), [300,600)}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     0, 0, '60 s', '60 min', 'attempts', 'open', 'hold', 'continue', NULL, true),
+    (true, 'power5', 6, 'exponential', '5 s', 5, '24 h', 0, 0.1,
+     '{[200,400)}', '{[429,430), [500,600)}', '{}', '{dns, connect, timeout}', 'exact', '5 s', '10 s',
+     0, 3, '60 s', '60 min', 'attempts', 'open', 'hold', 'disable', NULL, true),
+    (true, 'transport', 4, 'exponential', '1 s', 2, '60 s', 0, 0,
+     '{[200,300)}', '{}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     5, 0, '30 s', '30 s', 'final', 'open', 'fail', 'continue', NULL, true),
+    (true, 'bridge', 5, 'exponential', '1 s', 2, '60 s', 0, 0,
+     '{[200,300)}', '{[100,200), [300,600)}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     5, 0, '30 s', '30 s', 'attempts', 'open', 'attempt', 'continue', NULL, true),
+    (true, 'high_traffic', 3, 'exponential', '1 s', 2, '60 s', 0, 0,
+     '{[200,300)}', '{}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '3 s', '3 s',
+     10, 0, '60 s', '60 s', 'final', 'open', 'fail', 'continue', NULL, true),
+    (true, 'development', 4, 'exponential', '1 s', 2, '60 s', 0, 0,
+     '{[200,300)}', '{}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     3, 0, '10 s', '10 s', 'final', 'open', 'fail', 'continue', NULL, true),
+    (true, 'critical', 6, 'exponential', '2 s', 2, '60 s', 0, 0,
+     '{[200,300)}', '{}', '{}', '{dns, connect, timeout, tls, reset, invalid_response}', 'ignore', '5 s', '10 s',
+     20, 0, '120 s', '120 s', 'final', 'open', 'fail', 'continue', NULL, true),
+    (true, 'job', 3, 'exponential', '1 s', 2, '24 h', 0, 0,
+     '{[200,300)}', '{[429,430), [500,600)}', '{}', '{dns, connect, timeout, reset}', 'ignore', '5 s', '5 s',
+     50, 0, '60 s', '60 min', 'final', 'disable', 'hold', 'continue', NULL, false);

@@ -1,0 +1,10 @@
+//! Messages as Postgres writes them, with the remedy as a HINT.
+
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+pub fn warn(code: PgSqlErrorCode, message: String, hint: &str) {
+    ErrorReport::new(code, message, function_name!())
+        .set_hint(hint)
+        .report(PgLogLevel::WARNING);
+}
