@@ -1,0 +1,431 @@
+//! Whatever is killed, locked or moved: nothing is lost, and nothing overwrites what a person did.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use uuid::Uuid;
+use webhook_e2e::{Answer, Cluster, Database, Receiver, Request, wait, worker};
+
+#[test]
+fn worker_returns_after_terminate() {
+    let database = Cluster::shared().database("terminated");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = worker::pid(&database);
+    worker::terminate(&database, first);
+    let second = worker::successor(&database, first);
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    assert_eq!(worker::pid(&database), second);
+    assert_eq!(worker::count(&database), 1);
+}
+
+#[test]
+fn the_launcher_returns_after_terminate() {
+    let cluster = Cluster::start();
+    let receiver = Receiver::start();
+    let existing = cluster.database("existing");
+    let kept_worker = worker::pid(&existing);
+
+    let first = launcher_pid(&existing).expect("the launcher runs");
+    worker::terminate(&existing, first);
+    wait::until("another launcher", || match launcher_pid(&existing) {
+        Some(pid) if pid != first => Ok(()),
+        seen => Err(seen),
+    });
+
+    let new = cluster.database("new");
+    new.add_endpoint("orders", &receiver.url("/orders"));
+    let event = new.emit("order.created", json!({}));
+    new.wait_for_status(event, "SENT");
+    assert_eq!(worker::count(&new), 1);
+    assert_eq!(worker::count(&existing), 1);
+    assert_eq!(worker::pid(&existing), kept_worker);
+}
+
+#[test]
+fn claims_of_a_killed_worker_are_resent_with_the_same_id() {
+    let cluster = Cluster::start();
+    let database = cluster.database("killed");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+
+    kill_worker(&cluster, &database);
+    let requests = receiver.wait_for_requests(2);
+    assert_eq!(requests[0].event_id(), event);
+    assert_eq!(requests[0].header("x-webhook-retry"), "0");
+    assert_eq!(requests[1].event_id(), event);
+    assert_eq!(requests[1].header("x-webhook-retry"), "1");
+
+    receiver.release("/orders");
+    database.wait_for_status(event, "SENT");
+    assert_eq!(attempts(&database, event), 2);
+    assert_eq!(receiver.request_count(), 2);
+}
+
+#[test]
+fn a_claim_with_no_attempt_left_fails_when_its_worker_is_lost() {
+    let cluster = Cluster::start();
+    let database = cluster.database("exhausted");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    add_endpoint_with_one_attempt(&database, &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+
+    kill_worker(&cluster, &database);
+    database.wait_for_status(event, "FAILED");
+    let reason: String = database.query_one_value("SELECT last_error FROM webhook.dead_letter");
+    assert_eq!(reason, "worker lost");
+    assert_eq!(receiver.request_count(), 1);
+}
+
+#[test]
+fn terminated_worker_gives_the_attempt_back() {
+    let database = Cluster::shared().database("given_back");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+
+    let pid = worker::pid(&database);
+    let terminated = Instant::now();
+    worker::terminate(&database, pid);
+    database.wait_until(&format!(
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})"
+    ));
+    let left_after = terminated.elapsed();
+    assert!(left_after < Duration::from_secs(5), "{left_after:?}");
+
+    let again = receiver.wait_for_requests(2).remove(1);
+    assert_eq!(again.event_id(), event);
+    assert_eq!(again.header("x-webhook-retry"), "0");
+    receiver.release("/orders");
+    database.wait_for_status(event, "SENT");
+    assert_eq!(attempts(&database, event), 1);
+}
+
+#[test]
+fn a_worker_terminated_amid_a_transaction_gives_the_attempt_back() {
+    let database = Cluster::shared().database("amid");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+    let pid = worker::pid(&database);
+
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    transaction
+        .batch_execute("LOCK TABLE webhook.endpoint")
+        .unwrap();
+    worker::signal(pid, libc::SIGHUP);
+    database.wait_until(&format!(
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = {pid} AND NOT granted)"
+    ));
+    worker::terminate(&database, pid);
+    transaction.rollback().unwrap();
+
+    let again = receiver.wait_for_requests(2).remove(1);
+    assert_eq!(again.event_id(), event);
+    assert_eq!(again.header("x-webhook-retry"), "0");
+    receiver.release("/orders");
+    database.wait_for_status(event, "SENT");
+    assert_eq!(attempts(&database, event), 1);
+}
+
+#[test]
+fn a_late_result_does_not_overwrite_a_requeued_delivery() {
+    let database = Cluster::shared().database("requeued");
+    let receiver = Receiver::start();
+    for late_status in [200, 500] {
+        let first = format!("/first/{late_status}");
+        let second = format!("/second/{late_status}");
+        receiver.hold(&first);
+        receiver.hold(&second);
+        receiver.respond(&first, move |_, _| Answer::status(late_status));
+        receiver.respond(&second, |_, _| Answer::status(202));
+        let name = format!("answers_{late_status}");
+        let only_its_events = format!("event_types => '{{{name}}}', policy => 'fast'");
+        database.add_endpoint_with(&name, &receiver.url(&first), &only_its_events);
+        let event = database.emit(&name, json!({}));
+        receiver.wait_for_requests_to(&first, 1);
+
+        let url = receiver.url(&second);
+        database.execute(&format!(
+            "UPDATE webhook.endpoint SET url = '{url}' WHERE name = '{name}';
+             UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{event}'"
+        ));
+        receiver.wait_for_requests_to(&second, 1);
+        wait_for_in_flight(&database, 2);
+
+        receiver.release(&first);
+        wait_for_in_flight(&database, 1);
+        let unchanged: bool = database.query_one_value(&format!(
+            "SELECT status = 'SENDING' AND claim_seq = 2 AND last_status_code IS NULL
+             FROM webhook.delivery WHERE event_id = '{event}'"
+        ));
+        assert!(unchanged, "the late {late_status} changed the row");
+
+        receiver.release(&second);
+        database.wait_for_status(event, "SENT");
+        let code: i32 = database.query_one_value(&format!(
+            "SELECT last_status_code FROM webhook.delivery WHERE event_id = '{event}'"
+        ));
+        assert_eq!(code, 202);
+    }
+}
+
+#[test]
+fn a_delivery_cancelled_in_flight_stays_cancelled() {
+    let database = Cluster::shared().database("cancelled");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+    wait_for_in_flight(&database, 1);
+
+    database.execute("UPDATE webhook.delivery SET status = 'CANCELLED'");
+    receiver.release("/orders");
+    wait_for_in_flight(&database, 0);
+    assert_eq!(
+        database.delivery_status(event).as_deref(),
+        Some("CANCELLED")
+    );
+}
+
+#[test]
+fn a_persons_open_transaction_does_not_stop_the_worker() {
+    let database = Cluster::shared().database("open_transaction");
+    let receiver = Receiver::start();
+    let locked = parked_event(&database, &receiver);
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    let lock = "SELECT FROM webhook.delivery WHERE event_id = $1 FOR UPDATE";
+    transaction.execute(lock, &[&locked]).unwrap();
+    resume(&database);
+
+    let other = database.emit("order.created", json!({}));
+    database.wait_for_status(other, "SENT");
+    assert_eq!(ids(&receiver.requests()), [other]);
+    transaction.rollback().unwrap();
+    database.wait_for_status(locked, "SENT");
+    assert_eq!(ids(&receiver.requests()), [other, locked]);
+}
+
+#[test]
+fn a_persons_open_update_does_not_stop_the_worker() {
+    let database = Cluster::shared().database("open_update");
+    let receiver = Receiver::start();
+    let locked = parked_event(&database, &receiver);
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    let update = "UPDATE webhook.delivery SET next_attempt_at = now() WHERE event_id = $1";
+    transaction.execute(update, &[&locked]).unwrap();
+    resume(&database);
+
+    let other = database.emit("order.created", json!({}));
+    database.wait_for_status(other, "SENT");
+    assert_eq!(ids(&receiver.requests()), [other]);
+    transaction.commit().unwrap();
+    database.wait_for_status(locked, "SENT");
+    assert_eq!(ids(&receiver.requests()), [other, locked]);
+}
+
+#[test]
+fn an_outcome_of_a_locked_row_is_kept_and_settled_later() {
+    let database = Cluster::shared().database("locked_outcome");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let locked = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    let lock = "SELECT FROM webhook.delivery WHERE event_id = $1 FOR UPDATE";
+    transaction.execute(lock, &[&locked]).unwrap();
+
+    receiver.release("/orders");
+    wait_for_in_flight(&database, 0);
+    let other = database.emit("order.created", json!({}));
+    database.wait_for_status(other, "SENT");
+    assert_eq!(database.delivery_status(locked).as_deref(), Some("SENDING"));
+    transaction.rollback().unwrap();
+    database.wait_for_status(locked, "SENT");
+    assert_eq!(ids(&receiver.requests()), [locked, other]);
+    assert_eq!(attempts(&database, locked), 1);
+}
+
+#[test]
+fn a_person_moving_rows_never_breaks_the_worker() {
+    let cluster = Cluster::shared();
+    let database = cluster.database("moved");
+    let receiver = Receiver::start();
+    let refused = Mutex::new(HashSet::new());
+    receiver.respond("/orders", move |request, _| {
+        match refused.lock().unwrap().insert(request.event_id()) {
+            true => Answer::status(500),
+            false => Answer::status(200),
+        }
+    });
+    add_endpoint_with_one_attempt(&database, &receiver.url("/orders"));
+    let pid = worker::pid(&database);
+    database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 300)");
+
+    let mut person = database.connect();
+    for _ in 0..30 {
+        let cancel_and_requeue = "
+            UPDATE webhook.delivery SET status = 'CANCELLED' WHERE status IN ('PENDING', 'SENDING');
+            UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'CANCELLED'";
+        person.batch_execute(cancel_and_requeue).unwrap();
+    }
+    wait::until("all deliveries to be sent", || {
+        let requeue = "UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'FAILED'";
+        person.batch_execute(requeue).unwrap();
+        match count(&database, "status = 'SENT'") {
+            300 => Ok(()),
+            seen => Err(seen),
+        }
+    });
+    assert_eq!(worker::pid(&database), pid);
+    assert_eq!(worker::complaints(cluster, pid), Vec::<String>::new());
+}
+
+#[test]
+fn sighup_flood_does_not_kill_the_threads() {
+    let database = Cluster::shared().database("signalled");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = database.emit("order.created", json!({}));
+    database.wait_for_status(first, "SENT");
+    let pid = worker::pid(&database);
+    let threads = worker::threads(pid);
+
+    let mut session = database.connect();
+    for _ in 0..200 {
+        session
+            .batch_execute("SELECT webhook_emit('order.created')")
+            .unwrap();
+        worker::signal(pid, libc::SIGHUP);
+    }
+    let requests = receiver.wait_for_requests(201);
+    assert_eq!(distinct(&requests).len(), 201);
+    database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
+    assert_eq!(worker::pid(&database), pid);
+    assert_eq!(worker::threads(pid), threads);
+}
+
+#[test]
+fn fast_shutdown_is_quick() {
+    let mut cluster = Cluster::start();
+    let database = cluster.database("stopped");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+
+    let told = Instant::now();
+    cluster.stop();
+    let stopped_after = told.elapsed();
+    assert!(stopped_after < Duration::from_secs(5), "{stopped_after:?}");
+
+    receiver.release("/orders");
+    cluster.start_server();
+    database.wait_for_status(event, "SENT");
+    assert_eq!(attempts(&database, event), 1);
+}
+
+#[test]
+fn a_server_crash_loses_nothing() {
+    let mut cluster = Cluster::start();
+    let database = cluster.database("crashed");
+    let receiver = Receiver::start();
+    receiver.hold("/held");
+    let quick = "event_types => '{quick}', policy => 'fast'";
+    let held = "event_types => '{held}', policy => 'fast'";
+    database.add_endpoint_with("quick", &receiver.url("/quick"), quick);
+    database.add_endpoint_with("held", &receiver.url("/held"), held);
+    database.execute(
+        "SELECT webhook_emit(event_type)
+         FROM generate_series(1, 250), unnest('{quick, held}'::text[]) AS event_type",
+    );
+
+    // Now some are sent, some in flight, some claimed and some queued.
+    receiver.wait_for_requests_to("/held", 1);
+    receiver.wait_for_requests_to("/quick", 100);
+    cluster.kill_immediately();
+    receiver.release("/held");
+    cluster.start_server();
+    database.wait_until("SELECT count(*) = 500 FROM webhook.delivery WHERE status = 'SENT'");
+    assert_eq!(distinct(&receiver.requests()).len(), 500);
+}
+
+/// The server takes the loss of a process for a crash and restarts all of them.
+fn kill_worker(cluster: &Cluster, database: &Database) {
+    worker::signal(worker::pid(database), libc::SIGKILL);
+    wait::until("the server to recover", || {
+        let log = cluster.log();
+        match log.matches("ready to accept connections").count() {
+            2 => Ok(()),
+            seen => Err(seen),
+        }
+    });
+}
+
+fn launcher_pid(database: &Database) -> Option<i32> {
+    database.query_one_value(
+        "SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
+    )
+}
+
+fn add_endpoint_with_one_attempt(database: &Database, url: &str) {
+    database.execute("INSERT INTO webhook.policy (name, max_attempts) VALUES ('once', 1)");
+    database.add_endpoint_with("orders", url, "policy => 'once'");
+}
+
+/// An event whose delivery to the endpoint `orders` waits for `resume`.
+fn parked_event(database: &Database, receiver: &Receiver) -> Uuid {
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    database.emit("order.created", json!({}))
+}
+
+fn resume(database: &Database) {
+    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+}
+
+#[track_caller]
+fn wait_for_in_flight(database: &Database, count: i32) {
+    database.wait_until(&format!("SELECT in_flight = {count} FROM webhook_status()"));
+}
+
+#[track_caller]
+fn attempts(database: &Database, event: Uuid) -> i32 {
+    database.query_one_value(&format!(
+        "SELECT attempts FROM webhook.delivery WHERE event_id = '{event}'"
+    ))
+}
+
+#[track_caller]
+fn count(database: &Database, condition: &str) -> i64 {
+    database.query_one_value(&format!(
+        "SELECT count(*) FROM webhook.delivery WHERE {condition}"
+    ))
+}
+
+fn ids(requests: &[Request]) -> Vec<Uuid> {
+    requests.iter().map(Request::event_id).collect()
+}
+
+fn distinct(requests: &[Request]) -> HashSet<Uuid> {
+    requests.iter().map(Request::event_id).collect()
+}

@@ -1,0 +1,243 @@
+//! A copy of a database sends nothing until somebody says that it is to.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::json;
+use standardwebhooks::Webhook;
+use uuid::Uuid;
+use webhook_e2e::directory::target_directory;
+use webhook_e2e::{Answer, Cluster, Database, Receiver, wait, worker};
+
+#[test]
+fn restored_dump_sends_nothing_until_adopted() {
+    restored_copy_is_held_until_adopted(dump_and_restore);
+}
+
+#[test]
+fn restored_sql_script_sends_nothing_until_adopted() {
+    restored_copy_is_held_until_adopted(|cluster, source, copy| {
+        let script = DumpFile::of(source);
+        let mut dump = cluster.program("pg_dump");
+        complete(dump.arg("-f").arg(&script.0).arg(source.name()));
+        let mut psql = cluster.program("psql");
+        psql.args(["-X", "-v", "ON_ERROR_STOP=1", "-d", copy.name()]);
+        complete(psql.arg("-f").arg(&script.0));
+    });
+}
+
+fn restored_copy_is_held_until_adopted(restore: impl Fn(&Cluster, &Database, &Database)) {
+    let cluster = Cluster::shared();
+    let receiver = Receiver::start();
+    let source = cluster.database("original");
+    let Filled { secret, pending } = fill(&source, &receiver);
+    let already_sent = receiver.request_count();
+    let copy = cluster.plain_database("restored");
+    restore(cluster, &source, &copy);
+    assert_eq!(contents(&copy), contents(&source));
+
+    // The endpoint is not paused any more, only held; one of the copy's own is served.
+    copy.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    let new_id: i32 = copy.query_one_value(&format!(
+        "SELECT id FROM webhook_add_endpoint('marker', '{}', event_types => '{{marker}}')",
+        receiver.url("/marker")
+    ));
+    assert_eq!(new_id, 4);
+    let marker = copy.emit("marker", json!({}));
+    copy.wait_for_status(marker, "SENT");
+    assert_eq!(receiver.request_count(), already_sent + 1);
+
+    assert_eq!(state_and_reason(&copy).0, "held");
+    let reason = state_and_reason(&copy).1;
+    assert!(reason.contains("3 of 4 endpoints"), "{reason}");
+    assert!(reason.contains("webhook_adopt()"), "{reason}");
+    wait_for_warning(cluster, &copy);
+
+    let adopted: i64 = copy.query_one_value("SELECT webhook_adopt()");
+    assert_eq!(adopted, 3);
+    copy.wait_for_status(pending, "SENT");
+    let request = receiver.wait_for_event(pending);
+    let timestamp = request.header("webhook-timestamp").parse().unwrap();
+    let signature = Webhook::new(&secret)
+        .unwrap()
+        .sign(&pending.to_string(), timestamp, &request.body)
+        .unwrap();
+    assert_eq!(request.header("webhook-signature"), signature);
+    assert_eq!(state_and_reason(&copy).0, "running");
+}
+
+#[test]
+fn what_was_in_flight_at_the_dump_is_sent_after_the_adoption() {
+    let cluster = Cluster::shared();
+    let receiver = Receiver::start();
+    let source = cluster.database("original");
+    receiver.hold("/orders");
+    source.add_endpoint("orders", &receiver.url("/orders"));
+    let event = source.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+    let copy = cluster.plain_database("restored");
+    dump_and_restore(cluster, &source, &copy);
+    assert_eq!(source.delivery_status(event).as_deref(), Some("SENDING"));
+    receiver.release("/orders");
+    source.wait_for_status(event, "SENT");
+
+    copy.execute("SELECT webhook_adopt()");
+    copy.wait_for_status(event, "SENT");
+    assert_eq!(receiver.request_count(), 2);
+}
+
+#[test]
+fn endpoints_restored_under_a_running_worker_are_warned_of() {
+    let cluster = Cluster::shared();
+    let database = cluster.database("half_way");
+    let receiver = Receiver::start();
+    database.add_endpoint("own", &receiver.url("/own"));
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    let url = receiver.url("/restored");
+    database.execute(&format!(
+        "INSERT INTO webhook.endpoint (name, url, origin) VALUES ('restored', '{url}', 'elsewhere')"
+    ));
+    let waiting = database.emit("order.created", json!({}));
+    receiver.wait_for_event(waiting);
+    assert_eq!(state_and_reason(&database).0, "held");
+    wait_for_warning(cluster, &database);
+    assert_eq!(receiver.requests_to("/restored").len(), 0);
+}
+
+#[test]
+fn a_copy_with_another_site_name_sends_nothing() {
+    let mut cluster = Cluster::builder().setting("webhook.site = 'prod'").start();
+    let database = cluster.database("site");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = database.emit("order.created", json!({}));
+    database.wait_for_status(first, "SENT");
+
+    cluster.configure("webhook.site = 'staging'");
+    cluster.reload();
+    database.wait_until("SELECT state = 'held' FROM webhook_status()");
+    let held = database.emit("order.created", json!({}));
+    database.add_endpoint("marker", &receiver.url("/marker"));
+    database.emit("marker", json!({}));
+    receiver.wait_for_requests_to("/marker", 1);
+    assert_eq!(receiver.requests_to("/orders").len(), 1);
+
+    database.execute("SELECT webhook_remove_endpoint('marker')");
+    cluster.configure("webhook.site = 'prod'");
+    cluster.reload();
+    database.wait_for_status(held, "SENT");
+    assert_eq!(state_and_reason(&database).0, "running");
+}
+
+fn dump_and_restore(cluster: &Cluster, source: &Database, copy: &Database) {
+    let archive = DumpFile::of(source);
+    let mut dump = cluster.program("pg_dump");
+    complete(dump.arg("-Fc").arg("-f").arg(&archive.0).arg(source.name()));
+    let mut restore = cluster.program("pg_restore");
+    complete(restore.args(["-j4", "-d", copy.name()]).arg(&archive.0));
+}
+
+struct Filled {
+    secret: String,
+    pending: Uuid,
+}
+
+/// Leaves rows in every table: three endpoints, and deliveries that are sent, failed and pending.
+fn fill(database: &Database, receiver: &Receiver) -> Filled {
+    receiver.respond("/broken", |_, _| Answer::status(500).body("out of order"));
+    database.add_endpoint_with(
+        "orders",
+        &receiver.url("/orders"),
+        "policy => 'fast', event_types => '{order.*}', headers => '{\"X-Key\": \"k\"}'",
+    );
+    database.add_endpoint_with(
+        "broken",
+        &receiver.url("/broken"),
+        "policy => 'fast', event_types => '{broken}'",
+    );
+    let secret = database.add_endpoint_with(
+        "parked",
+        &receiver.url("/parked"),
+        "policy => 'fast', event_types => '{parked}', tenant => 'acme'",
+    );
+    database.execute(
+        "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'parked';
+         INSERT INTO webhook.breaker (endpoint_id, consecutive_failures, last_failure_at)
+         SELECT id, 1, now() FROM webhook.endpoint WHERE name = 'broken'",
+    );
+    let sent = database.emit("order.created", json!({"text": "Zoë\n\t\"\\"}));
+    let failed = database.emit("broken", json!({}));
+    let pending = database
+        .query_one_value("SELECT webhook_emit('parked', '{\"answer\": 42}', tenant => 'acme')");
+    database.wait_for_status(sent, "SENT");
+    database.wait_for_status(failed, "FAILED");
+    database.wait_until("SELECT coalesce(sum(deliveries), 0) = 2 FROM webhook.tally");
+    Filled { secret, pending }
+}
+
+/// Every row of every table of the extension.
+fn contents(database: &Database) -> BTreeMap<String, String> {
+    let mut client = database.connect();
+    let tables = "SELECT relname::text FROM pg_class
+        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r'";
+    let tables = client.query(tables, &[]).unwrap();
+    let mut contents = BTreeMap::new();
+    for table in tables.iter().map(|row| row.get::<_, String>(0)) {
+        let rows =
+            format!("SELECT string_agg(t::text, E'\\n' ORDER BY t::text) FROM webhook.{table} t");
+        let rows: Option<String> = client.query_one(&rows, &[]).unwrap().get(0);
+        contents.insert(
+            table.clone(),
+            rows.unwrap_or_else(|| panic!("{table} is empty")),
+        );
+    }
+    contents
+}
+
+/// Removed with this value.
+struct DumpFile(PathBuf);
+
+impl DumpFile {
+    fn of(database: &Database) -> DumpFile {
+        let name = format!("{}-{}.dump", database.name(), std::process::id());
+        DumpFile(target_directory().join(name))
+    }
+}
+
+impl Drop for DumpFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[track_caller]
+fn complete(command: &mut Command) {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+}
+
+#[track_caller]
+fn wait_for_warning(cluster: &Cluster, database: &Database) {
+    let pid = worker::pid(database);
+    wait::until("the worker to warn", || {
+        let complaints = worker::complaints(cluster, pid);
+        match complaints
+            .iter()
+            .any(|line| line.contains("another installation"))
+        {
+            true => Ok(()),
+            false => Err(complaints),
+        }
+    });
+}
+
+#[track_caller]
+fn state_and_reason(database: &Database) -> (String, String) {
+    let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
+    let row = database.connect().query_one(sql, &[]).unwrap();
+    (row.get(0), row.get(1))
+}

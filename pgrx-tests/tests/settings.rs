@@ -1,0 +1,319 @@
+//! What the settings do, and what the worker says of itself.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use postgres::NoTls;
+use serde_json::json;
+use webhook_e2e::{Answer, Cluster, Database, Receiver, wait, worker};
+
+#[test]
+fn not_preloaded_says_so() {
+    let mut cluster = Cluster::builder().without_preload().start();
+    let database = cluster.plain_database("unloaded");
+    let receiver = Receiver::start();
+    let (said, notices) = mpsc::channel();
+    let mut config = cluster.config(database.name());
+    config.notice_callback(move |notice| said.send(notice).unwrap());
+    let mut session = config.connect(NoTls).unwrap();
+    session.batch_execute("CREATE EXTENSION webhook").unwrap();
+    let warning = notices.try_recv().expect("a warning came");
+    assert_eq!(warning.severity(), "WARNING");
+    let hint = warning.hint().unwrap_or_default();
+    assert!(hint.contains("shared_preload_libraries"), "{warning:?}");
+    drop(session);
+
+    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'standard'");
+    let event = database.emit("order.created", json!({}));
+    assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
+    let (state, reason) = state_and_reason(&database);
+    assert_eq!(state, "not preloaded");
+    assert!(reason.contains("shared_preload_libraries"), "{reason}");
+
+    cluster.configure("shared_preload_libraries = 'webhook'");
+    cluster.restart();
+    database.wait_for_status(event, "SENT");
+    assert_eq!(receiver.request_count(), 1);
+}
+
+#[test]
+fn enabled_off_holds_and_on_resumes() {
+    let mut cluster = Cluster::builder()
+        .setting("webhook.poll_interval = '1 h'")
+        .start();
+    let database = cluster.database("switched");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let pid = worker::pid(&database);
+    cluster.configure("webhook.enabled = off");
+    cluster.reload();
+    database.wait_until("SELECT state = 'disabled' FROM webhook_status()");
+    let reason = state_and_reason(&database).1;
+    assert!(reason.contains("webhook.enabled"), "{reason}");
+
+    // Only the emit wakes the worker, and it has looked when it sleeps again.
+    let sleeps = worker::sleeps(pid);
+    let event = database.emit("order.created", json!({}));
+    wait::until_true("the worker to look", || worker::sleeps(pid) > sleeps);
+    assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
+    assert_eq!(receiver.request_count(), 0);
+
+    cluster.configure("webhook.enabled = on");
+    cluster.reload();
+    database.wait_for_status(event, "SENT");
+    assert_eq!(state_and_reason(&database).0, "running");
+}
+
+#[test]
+fn what_is_in_flight_is_settled_while_disabled() {
+    let mut cluster = Cluster::start();
+    let database = cluster.database("finishing");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+    cluster.configure("webhook.enabled = off");
+    cluster.reload();
+    database.wait_until("SELECT state = 'disabled' FROM webhook_status()");
+    receiver.release("/orders");
+    database.wait_for_status(event, "SENT");
+}
+
+#[test]
+fn a_changed_number_of_threads_applies_on_reload() {
+    let mut cluster = Cluster::start();
+    let database = cluster.database("resized");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = worker::pid(&database);
+    database.wait_until("SELECT state = 'running' FROM webhook_status()");
+    let before = worker::threads(first);
+    cluster.configure("webhook.workers = 4");
+    cluster.reload();
+    let second = worker::successor(&database, first);
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    assert_eq!(worker::threads(second), before - 32 + 4);
+}
+
+#[test]
+fn a_shorter_poll_interval_applies_on_reload() {
+    let mut cluster = Cluster::builder()
+        .setting("webhook.poll_interval = '1 h'")
+        .start();
+    let database = cluster.database("polled");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let woken = database.emit("order.created", json!({}));
+    database.wait_for_status(woken, "SENT");
+
+    cluster.configure("webhook.poll_interval = '100 ms'");
+    cluster.reload();
+    // A row that is written by hand wakes nobody.
+    database.execute(
+        "INSERT INTO webhook.event VALUES (webhook.new_id(), NULL, 'order.created', '{}', NULL, now());
+         INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts)
+         SELECT v.id, e.id, v.event_type, 3 FROM webhook.event v, webhook.endpoint e
+         ORDER BY v.id DESC LIMIT 1",
+    );
+    receiver.wait_for_requests(2);
+}
+
+#[test]
+fn status_shows_queue_and_due() {
+    let database = Cluster::shared().database("queued");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    database.execute(
+        "UPDATE webhook.endpoint SET paused_at = now();
+         SELECT webhook_emit('order.created') FROM generate_series(1, 2);
+         SELECT webhook_emit('order.created', deliver_at => now() + interval '1 h')",
+    );
+    let shown: bool = database.query_one_value(
+        "SELECT queued = 3 AND due = 2 AND oldest_due > '0 s' AND in_flight = 0 FROM webhook_status()",
+    );
+    assert!(shown, "{}", status(&database));
+
+    receiver.hold("/orders");
+    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    receiver.wait_for_requests(2);
+    database.wait_until(
+        "SELECT queued = 3 AND due = 0 AND oldest_due IS NULL AND in_flight = 2 FROM webhook_status()",
+    );
+    receiver.release("/orders");
+    database.wait_until("SELECT queued = 1 AND in_flight = 0 FROM webhook_status()");
+    let is_the_worker: bool = database.query_one_value(
+        "SELECT a.backend_type = 'webhook worker' AND a.datname = s.database
+         FROM webhook_status() s JOIN pg_stat_activity a ON a.pid = s.worker_pid",
+    );
+    assert!(is_the_worker, "{}", status(&database));
+}
+
+#[test]
+fn last_error_is_shown() {
+    let mut cluster = Cluster::builder()
+        .setting("webhook.role = 'nobody_here'")
+        .start();
+    let database = cluster.database("erring");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    database.wait_until(
+        "SELECT coalesce(last_error LIKE '%nobody_here%' AND last_error_at > now() - interval '1 min', false)
+         FROM webhook_status()",
+    );
+    assert!(
+        cluster
+            .log()
+            .contains("role \"nobody_here\" does not exist")
+    );
+    assert_eq!(receiver.request_count(), 0);
+
+    cluster.configure("webhook.role = ''");
+    cluster.reload();
+    database.wait_for_status(event, "SENT");
+}
+
+#[test]
+fn the_worker_acts_as_the_extension_owner() {
+    assert_eq!(worker_acts_as("", "keeper"), "keeper");
+}
+
+#[test]
+fn the_worker_acts_as_the_role_it_is_given() {
+    assert_eq!(worker_acts_as("deputy", "keeper"), "deputy");
+}
+
+#[test]
+fn an_idle_worker_holds_no_transaction_and_does_not_spin() {
+    const WINDOW: Duration = Duration::from_secs(2);
+    let cluster = Cluster::start();
+    let database = cluster.database("idle");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+
+    let worker = worker::pid(&database);
+    let launcher: i32 = database.query_one_value(
+        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
+    );
+    for pid in [worker, launcher] {
+        database.wait_until(&format!(
+            "SELECT xact_start IS NULL AND backend_xmin IS NULL AND backend_xid IS NULL
+             FROM pg_stat_activity WHERE pid = {pid}"
+        ));
+    }
+    let before = [worker, launcher].map(worker::sleeps);
+    let begun = Instant::now();
+    wait::until_true("the window to pass", || begun.elapsed() >= WINDOW);
+    let after = [worker, launcher].map(worker::sleeps);
+    for (name, before, after) in [
+        ("worker", before[0], after[0]),
+        ("launcher", before[1], after[1]),
+    ] {
+        let wakes = after - before;
+        assert!(
+            wakes < 5 * WINDOW.as_secs(),
+            "the {name} woke {wakes} times"
+        );
+    }
+}
+
+#[test]
+fn read_only_default_makes_it_wait_quietly() {
+    let cluster = Cluster::start();
+    let database = cluster.database("read_only");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = worker::pid(&database);
+    let name = database.name();
+    database.execute(&format!(
+        "ALTER DATABASE {name} SET default_transaction_read_only = on"
+    ));
+    worker::terminate(&database, first);
+    let second = worker::successor(&database, first);
+    database.wait_until("SELECT state = 'held' FROM webhook_status()");
+    let reason = state_and_reason(&database).1;
+    assert!(reason.contains("default_transaction_read_only"), "{reason}");
+    let event = emit_read_write(&database);
+    assert_eq!(worker::complaints(&cluster, second), Vec::<String>::new());
+
+    cluster
+        .connect("postgres")
+        .execute(
+            &format!("ALTER DATABASE {name} RESET default_transaction_read_only"),
+            &[],
+        )
+        .unwrap();
+    worker::terminate(&database, second);
+    database.wait_for_status(event, "SENT");
+}
+
+#[test]
+fn a_read_only_server_waits_quietly_and_goes_on() {
+    let mut cluster = Cluster::start();
+    let database = cluster.database("read_only");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let pid = worker::pid(&database);
+    cluster.configure("default_transaction_read_only = on");
+    cluster.reload();
+    database.wait_until("SELECT state = 'held' FROM webhook_status()");
+    let event = emit_read_write(&database);
+
+    cluster.configure("default_transaction_read_only = off");
+    cluster.reload();
+    database.wait_for_status(event, "SENT");
+    assert_eq!(worker::pid(&database), pid);
+    assert_eq!(worker::complaints(&cluster, pid), Vec::<String>::new());
+}
+
+/// The user that an audit trigger sees when the worker logs an attempt.
+fn worker_acts_as(webhook_role: &str, owner: &str) -> String {
+    let cluster = Cluster::builder()
+        .setting(&format!("webhook.role = '{webhook_role}'"))
+        .start();
+    let database = cluster.plain_database("acting");
+    let receiver = Receiver::start();
+    receiver.respond("/orders", |_, _| Answer::status(400));
+    database.execute(&format!(
+        "CREATE ROLE {owner} SUPERUSER; CREATE ROLE deputy;
+         CREATE TABLE audit (who text);
+         CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS
+         'BEGIN INSERT INTO public.audit VALUES (current_user); RETURN NULL; END';
+         GRANT INSERT ON audit TO deputy;
+         SET ROLE {owner};
+         CREATE EXTENSION webhook;
+         GRANT USAGE ON SCHEMA webhook TO deputy;
+         GRANT ALL ON ALL TABLES IN SCHEMA webhook TO deputy;
+         GRANT ALL ON ALL SEQUENCES IN SCHEMA webhook TO deputy;
+         GRANT ALL ON ALL FUNCTIONS IN SCHEMA webhook TO deputy;
+         CREATE TRIGGER audit AFTER INSERT ON webhook.attempt FOR EACH ROW EXECUTE FUNCTION audit()"
+    ));
+    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'standard'");
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "FAILED");
+    database.query_one_value("SELECT who FROM audit")
+}
+
+/// Emits where sessions are read-only by default.
+fn emit_read_write(database: &Database) -> uuid::Uuid {
+    let mut session = database.connect();
+    session
+        .batch_execute("SET default_transaction_read_only = off")
+        .unwrap();
+    webhook_e2e::database::emit(&mut session, "order.created", json!({}))
+}
+
+#[track_caller]
+fn state_and_reason(database: &Database) -> (String, String) {
+    let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
+    let row = database.connect().query_one(sql, &[]).unwrap();
+    (row.get(0), row.get(1))
+}
+
+fn status(database: &Database) -> String {
+    database.query_one_value("SELECT s::text FROM webhook_status() s")
+}
