@@ -1,0 +1,253 @@
+//! The calls of a turn: the agenda, claiming, settling.
+
+use super::upkeep::{Finished, Tally};
+use super::{Call, column, event_uuid, from_pgrx, run};
+use crate::settings::Settings;
+use pgrx::spi::{self, SpiClient};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use webhook_delivery::{Attempt, Key, Outcome, Route};
+
+thread_local! {
+    static AGENDA: Call = const {
+        Call::new("SELECT endpoint_id, due_in_ms, max_in_flight FROM webhook.agenda($1, $2)")
+    };
+    static CLAIM: Call = const {
+        Call::new(
+            "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at
+             FROM webhook.claim($1, $2, $3)",
+        )
+    };
+    static ROUTES: Call = const {
+        Call::new(
+            "SELECT endpoint_id, url, header_names, header_values, secrets, connect_timeout_ms, timeout_ms, max_in_flight
+             FROM webhook.routes($1)",
+        )
+    };
+    static SETTLE: Call = const {
+        Call::new(
+            "SELECT event_id, endpoint_id, claim_seq, status, latency_class, deliveries, retried, retries
+             FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        )
+    };
+}
+
+/// Requests that an endpoint gets at the same time where its row does not say: half of the threads, so that
+/// one slow endpoint leaves the other half to the rest.
+fn default_share(settings: &Settings) -> usize {
+    settings.workers.div_ceil(2)
+}
+
+/// An endpoint with something queued.
+pub struct Waiting {
+    pub endpoint_id: i32,
+    /// Time until the first of it is due; nothing where it may not be sent now.
+    pub due_in: Option<Duration>,
+    pub share: usize,
+}
+
+pub fn agenda(
+    client: &mut SpiClient<'_>,
+    settings: &Settings,
+    after_endpoint: i32,
+    page_size: usize,
+) -> Result<Vec<Waiting>, spi::Error> {
+    let rows = run(
+        client,
+        &AGENDA,
+        &[
+            after_endpoint.into(),
+            i32::try_from(page_size).unwrap_or(i32::MAX).into(),
+        ],
+    )?;
+    rows.map(|row| {
+        Ok(Waiting {
+            endpoint_id: row.get::<i32>(1)?.unwrap_or_default(),
+            due_in: row
+                .get::<i64>(2)?
+                .map(|ms| Duration::from_millis(ms.max(0) as u64)),
+            share: share(row.get::<i32>(3)?, settings),
+        })
+    })
+    .collect()
+}
+
+fn share(max_in_flight: Option<i32>, settings: &Settings) -> usize {
+    max_in_flight
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or_else(|| default_share(settings))
+}
+
+/// Claims for each endpoint at most as many as wished; they are ours when the transaction commits.
+pub fn claim(
+    client: &mut SpiClient<'_>,
+    settings: &Settings,
+    instance: Option<i32>,
+    wishes: &[(i32, usize)],
+) -> Result<Vec<Attempt>, spi::Error> {
+    let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.0).collect();
+    let capacities: Vec<i32> = wishes
+        .iter()
+        .map(|wish| i32::try_from(wish.1).unwrap_or(i32::MAX))
+        .collect();
+    let rows = run(
+        client,
+        &CLAIM,
+        &[instance.into(), endpoints.clone().into(), capacities.into()],
+    )?;
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let routes = routes(client, settings, endpoints)?;
+    let mut attempts = Vec::with_capacity(rows.len());
+    for row in rows {
+        let endpoint_id = row.get::<i32>(2)?.unwrap_or_default();
+        let (Some(event_id), Some(route)) = (row.get::<pgrx::Uuid>(1)?, routes.get(&endpoint_id))
+        else {
+            continue;
+        };
+        attempts.push(Attempt {
+            key: Key {
+                event_id: from_pgrx(event_id),
+                endpoint_id,
+                claim_seq: row.get::<i64>(3)?.unwrap_or_default(),
+            },
+            earlier_attempts: row.get::<i32>(4)?.unwrap_or_default(),
+            event_type: row.get::<String>(5)?.unwrap_or_default(),
+            payload: row.get::<String>(6)?.unwrap_or_default(),
+            occurred_at: row.get::<String>(7)?.unwrap_or_default(),
+            route: Arc::clone(route),
+        });
+    }
+    Ok(attempts)
+}
+
+fn routes(
+    client: &mut SpiClient<'_>,
+    settings: &Settings,
+    endpoints: Vec<i32>,
+) -> Result<HashMap<i32, Arc<Route>>, spi::Error> {
+    let rows = run(client, &ROUTES, &[endpoints.into()])?;
+    let milliseconds =
+        |ms: Option<i32>| Duration::from_millis(ms.unwrap_or_default().max(1) as u64);
+    rows.map(|row| {
+        let endpoint_id = row.get::<i32>(1)?.unwrap_or_default();
+        let names = row.get::<Vec<String>>(3)?.unwrap_or_default();
+        let values = row.get::<Vec<String>>(4)?.unwrap_or_default();
+        let route = Route {
+            endpoint_id,
+            url: row.get::<String>(2)?.unwrap_or_default(),
+            headers: names.into_iter().zip(values).collect(),
+            secrets: row.get::<Vec<String>>(5)?.unwrap_or_default(),
+            connect_timeout: milliseconds(row.get::<i32>(6)?),
+            timeout: milliseconds(row.get::<i32>(7)?),
+            max_in_flight: share(row.get::<i32>(8)?, settings),
+        };
+        Ok((endpoint_id, Arc::new(route)))
+    })
+    .collect()
+}
+
+/// How an attempt ended, as SQL is told.
+pub struct Ending {
+    pub key: Key,
+    status_code: Option<i32>,
+    error_kind: Option<&'static str>,
+    error: Option<String>,
+    excerpt: Option<String>,
+    retry_after_s: Option<f64>,
+    duration_ms: i32,
+    finished_at: f64,
+}
+
+impl Ending {
+    /// The claim is given back as if it had never been made.
+    pub fn released(key: Key) -> Self {
+        Ending {
+            key,
+            status_code: None,
+            error_kind: Some("released"),
+            error: None,
+            excerpt: None,
+            retry_after_s: None,
+            duration_ms: 0,
+            finished_at: epoch(SystemTime::now()),
+        }
+    }
+}
+
+impl From<Outcome> for Ending {
+    fn from(outcome: Outcome) -> Self {
+        let (answer, failure) = match outcome.result {
+            Ok(answer) => (Some(answer), None),
+            Err(failure) => (None, Some(failure)),
+        };
+        Ending {
+            key: outcome.key,
+            status_code: answer.as_ref().map(|answer| i32::from(answer.status)),
+            retry_after_s: answer
+                .as_ref()
+                .and_then(|answer| answer.retry_after)
+                .map(|delay| delay.as_secs_f64()),
+            excerpt: answer.map(|answer| answer.excerpt),
+            error_kind: failure.as_ref().map(|failure| failure.kind.as_str()),
+            error: failure.map(|failure| failure.message),
+            duration_ms: i32::try_from(outcome.duration.as_millis()).unwrap_or(i32::MAX),
+            finished_at: epoch(outcome.finished_at),
+        }
+    }
+}
+
+fn epoch(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[derive(Default)]
+pub struct Settled {
+    /// What somebody has locked, to be handed in again.
+    pub locked: HashSet<Key>,
+    pub tally: Tally,
+}
+
+pub fn settle(client: &mut SpiClient<'_>, endings: &[Ending]) -> Result<Settled, spi::Error> {
+    let columns = [
+        column(endings, |ending| event_uuid(&ending.key)),
+        column(endings, |ending| ending.key.endpoint_id),
+        column(endings, |ending| ending.key.claim_seq),
+        column(endings, |ending| ending.status_code),
+        column(endings, |ending| ending.error_kind),
+        column(endings, |ending| ending.error.as_deref()),
+        column(endings, |ending| ending.excerpt.as_deref()),
+        column(endings, |ending| ending.retry_after_s),
+        column(endings, |ending| ending.duration_ms),
+        column(endings, |ending| ending.finished_at),
+    ];
+    let rows = run(client, &SETTLE, &columns)?;
+    let mut settled = Settled::default();
+    for row in rows {
+        let endpoint_id = row.get::<i32>(2)?.unwrap_or_default();
+        let number = |ordinal| Ok::<i64, spi::Error>(row.get::<i64>(ordinal)?.unwrap_or_default());
+        if let Some(event_id) = row.get::<pgrx::Uuid>(1)? {
+            settled.locked.insert(Key {
+                event_id: from_pgrx(event_id),
+                endpoint_id,
+                claim_seq: number(3)?,
+            });
+        } else {
+            let group = (
+                endpoint_id,
+                row.get::<String>(4)?.unwrap_or_default(),
+                row.get::<i32>(5)?.unwrap_or_default(),
+            );
+            let finished = Finished {
+                deliveries: number(6)?,
+                retried: number(7)?,
+                retries: number(8)?,
+            };
+            settled.tally.0.insert(group, finished);
+        }
+    }
+    Ok(settled)
+}
