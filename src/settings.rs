@@ -15,8 +15,8 @@ pub enum KeepAttempts {
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SITE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ROLE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
-static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(32);
-static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(512);
+static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(64);
+static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
 static MAX_RETRY_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(86_400);

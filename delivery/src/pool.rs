@@ -50,7 +50,7 @@ impl Pool {
         let pool = Pool {
             shared: Arc::new(Shared {
                 state: Mutex::new(State {
-                    scheduler: Scheduler::new(),
+                    scheduler: Scheduler::new(threads.max(1)),
                     outcomes: Vec::new(),
                     closed: false,
                 }),

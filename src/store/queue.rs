@@ -33,10 +33,9 @@ thread_local! {
     };
 }
 
-/// Requests that an endpoint gets at the same time where its row does not say: half of the threads, so that
-/// one slow endpoint leaves the other half to the rest.
+/// Requests that an endpoint gets at the same time where its row does not say.
 fn default_share(settings: &Settings) -> usize {
-    settings.workers.div_ceil(2)
+    settings.workers.div_ceil(4)
 }
 
 /// An endpoint with something queued.

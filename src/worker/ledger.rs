@@ -9,6 +9,8 @@ pub struct Ledger {
     out: HashSet<Key>,
     out_by_endpoint: HashMap<i32, usize>,
     endings: Vec<Ending>,
+    /// How many of each endpoint had ended when the endings were last taken.
+    ended_lately: HashMap<i32, usize>,
 }
 
 impl Ledger {
@@ -36,7 +38,15 @@ impl Ledger {
     }
 
     pub fn take_endings(&mut self) -> Vec<Ending> {
+        self.ended_lately.clear();
+        for ending in &self.endings {
+            *self.ended_lately.entry(ending.key.endpoint_id).or_default() += 1;
+        }
         std::mem::take(&mut self.endings)
+    }
+
+    pub fn ended_lately(&self, endpoint_id: i32) -> usize {
+        self.ended_lately.get(&endpoint_id).copied().unwrap_or(0)
     }
 
     /// These were not settled after all.

@@ -14,8 +14,6 @@ use webhook_delivery::Attempt;
 
 /// Endpoints read at a time; bounds what a turn costs where many have something queued.
 const AGENDA_PAGE: usize = 300;
-/// How far an endpoint's claims run ahead of its requests, so that its threads never wait for a turn.
-const CLAIM_AHEAD: usize = 8;
 /// What somebody has locked is tried again after this.
 const LOCKED_RETRY: Duration = Duration::from_millis(250);
 const RECOVERY_EVERY: Duration = Duration::from_secs(60);
@@ -332,7 +330,10 @@ fn wishes(
     let mut wishes = Vec::with_capacity(due.len());
     for (place, waiting) in due.iter().enumerate() {
         let fair = free.div_ceil(due.len() - place);
-        let room = (waiting.share * CLAIM_AHEAD).saturating_sub(ledger.out_to(waiting.endpoint_id));
+        // Twice what it finished in the last turn keeps its threads busy through the next; one that finishes
+        // nothing gets no more than it can have in flight.
+        let window = waiting.share + 2 * ledger.ended_lately(waiting.endpoint_id);
+        let room = window.saturating_sub(ledger.out_to(waiting.endpoint_id));
         let wish = fair.min(room);
         if wish > 0 {
             wishes.push((waiting.endpoint_id, wish));

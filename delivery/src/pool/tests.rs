@@ -122,18 +122,28 @@ fn a_slow_endpoint_takes_no_more_than_its_share() {
 }
 
 #[test]
-fn one_endpoint_uses_the_whole_pool_when_its_limit_allows() {
-    let (url, arrivals, release) = serve_held(6);
-    let pool = pool_with(6, || Ok(()));
-    let route = Arc::new(route_to(url));
-    pool.submit((0..6).map(|_| attempt_on(route.clone())).collect());
+fn a_hanging_endpoint_leaves_a_quarter_of_the_threads_to_others() {
+    let (hanging, arrivals, release) = serve_held(8);
+    let hanging = Arc::new(route_to(hanging));
+    let pool = pool_with(8, || Ok(()));
+    pool.submit((0..8).map(|_| attempt_on(hanging.clone())).collect());
     for _ in 0..6 {
         arrivals.recv_timeout(PATIENCE).unwrap();
     }
-    for _ in 0..6 {
+
+    let healthy = Arc::new(Route {
+        endpoint_id: 2,
+        ..route_to(format!("http://{}/", serve_always(2, OK)))
+    });
+    pool.submit((0..20).map(|_| attempt_on(healthy.clone())).collect());
+    let outcomes = collect(&pool, 20);
+    assert!(outcomes.iter().all(|o| o.key.endpoint_id == 2));
+    assert!(arrivals.try_recv().is_err());
+
+    for _ in 0..8 {
         release.send(()).unwrap();
     }
-    assert_eq!(collect(&pool, 6).len(), 6);
+    assert_eq!(collect(&pool, 8).len(), 8);
 }
 
 #[test]
