@@ -13,6 +13,10 @@ BEGIN
     END IF;
 
     IF NEW.status = OLD.status THEN
+        -- Attempts set back to 0: from the start, so now.
+        IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NEW.next_attempt_at = OLD.next_attempt_at THEN
+            NEW.next_attempt_at := now();
+        END IF;
         RETURN NEW;
     ELSIF NEW.status = 'PENDING' THEN
         -- Sent again from the start, now, unless the writer says otherwise.

@@ -38,6 +38,19 @@ impl Trouble {
                 | PgSqlErrorCode::ERRCODE_QUERY_CANCELED
         )
     }
+
+    /// What was written is at fault, or a trigger that somebody put on our tables; not the state of the server.
+    pub fn is_about_data(&self) -> bool {
+        use PgSqlErrorCode::*;
+        let class = |code: PgSqlErrorCode| code as isize & 0xFFF;
+        [
+            ERRCODE_DATA_EXCEPTION,
+            ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION,
+            ERRCODE_PLPGSQL_ERROR,
+        ]
+        .into_iter()
+        .any(|code| class(code) == class(self.code))
+    }
 }
 
 impl From<CaughtError> for Trouble {

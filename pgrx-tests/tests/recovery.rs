@@ -265,6 +265,35 @@ fn an_outcome_of_a_locked_row_is_kept_and_settled_later() {
 }
 
 #[test]
+fn an_outcome_that_cannot_be_settled_does_not_keep_others_back() {
+    let database = Cluster::shared().database("unsettled");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'no history of this'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON webhook.delivery_history FOR EACH ROW
+             WHEN (NEW.event_type = 'order.refused') EXECUTE FUNCTION refuse()",
+    );
+    let refused = database.emit("order.refused", json!({}));
+    let sent_with_it = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(2);
+    receiver.release("/orders");
+    database.wait_for_status(sent_with_it, "SENT");
+    let sent_later = database.emit("order.created", json!({}));
+    database.wait_for_status(sent_later, "SENT");
+
+    assert_eq!(
+        database.delivery_status(refused).as_deref(),
+        Some("SENDING")
+    );
+    let error: String = database.query_one_value("SELECT last_error FROM webhook_status()");
+    assert_eq!(error, "outcome set aside: no history of this");
+    assert_eq!(receiver.request_count(), 3);
+}
+
+#[test]
 fn a_person_moving_rows_never_breaks_the_worker() {
     let cluster = Cluster::shared();
     let database = cluster.database("moved");

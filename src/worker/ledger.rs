@@ -9,6 +9,8 @@ pub struct Ledger {
     out: HashSet<Key>,
     out_by_endpoint: HashMap<i32, usize>,
     endings: Vec<Ending>,
+    /// Endings that could not be settled, each by its own fault.
+    aside: Vec<Ending>,
     /// How many of each endpoint had ended when the endings were last taken.
     ended_lately: HashMap<i32, usize>,
 }
@@ -54,6 +56,15 @@ impl Ledger {
         self.endings.extend(endings);
     }
 
+    pub fn set_aside(&mut self, ending: Ending) {
+        self.aside.push(ending);
+    }
+
+    /// What was set aside gets another chance.
+    pub fn reconsider(&mut self) {
+        self.endings.append(&mut self.aside);
+    }
+
     pub fn out(&self) -> usize {
         self.out.len()
     }
@@ -68,10 +79,11 @@ impl Ledger {
 
     /// All that is claimed under this worker's name.
     pub fn keys(&self) -> Vec<Key> {
-        self.out
+        let ended = self
+            .endings
             .iter()
-            .copied()
-            .chain(self.endings.iter().map(|ending| ending.key))
-            .collect()
+            .chain(&self.aside)
+            .map(|ending| ending.key);
+        self.out.iter().copied().chain(ended).collect()
     }
 }

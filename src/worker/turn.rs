@@ -91,8 +91,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Claims that have lost their owner.
+    /// Claims that have lost their owner, and outcomes that could not be settled.
     fn recover(&mut self) -> Result<(), Trouble> {
+        self.ledger.reconsider();
         let claimed = self.ledger.keys();
         let recovered =
             store::transaction(|client| store::recover(client, self.instance, &claimed))?;
@@ -179,6 +180,30 @@ impl Worker {
         Ok(())
     }
 
+    /// One that cannot be settled, say under a policy with an impossible delay, is set aside and must not keep
+    /// the others back.
+    fn settle_one_by_one(&mut self) -> Result<(), Trouble> {
+        let mut endings = self.ledger.take_endings().into_iter();
+        while let Some(ending) = endings.next() {
+            let one = std::slice::from_ref(&ending);
+            match store::transaction(|client| store::settle(client, one)) {
+                Ok(settled) => self.settled(vec![ending], settled),
+                Err(trouble) if trouble.is_about_data() => {
+                    report_error(
+                        self.database,
+                        &format!("outcome set aside: {}", trouble.message),
+                    );
+                    self.ledger.set_aside(ending);
+                }
+                Err(trouble) => {
+                    self.ledger.put_back(std::iter::once(ending).chain(endings));
+                    return Err(trouble);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn settled(&mut self, endings: Vec<Ending>, settled: Settled) {
         self.tally.add(settled.tally);
         let locked = |ending: &Ending| settled.locked.contains(&ending.key);
@@ -186,9 +211,9 @@ impl Worker {
     }
 
     fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
-        // After an error the two go apart, so that trouble with claiming never keeps an outcome back.
-        if self.errors_in_a_row > 0 && self.ledger.has_endings() {
-            self.settle()?;
+        // After an error the two go apart, so that trouble with one never keeps the other back.
+        if self.errors_in_a_row > 0 {
+            self.settle_one_by_one()?;
         }
         let holding = self.hold().is_some();
         if holding && !self.ledger.has_endings() {

@@ -1,0 +1,122 @@
+//! A server on loopback that reads a request and answers with bytes that need not be HTTP.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use crate::port;
+
+/// Dropped, it closes its port.
+pub struct RawReceiver {
+    port: u16,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    requests: AtomicUsize,
+    stopped: AtomicBool,
+}
+
+impl RawReceiver {
+    /// Writes these bytes to everybody who has sent a request, and closes the connection.
+    pub fn answering(bytes: &'static [u8]) -> RawReceiver {
+        RawReceiver::start(move |stream| {
+            let _ = stream.write_all(bytes);
+            let _ = stream.shutdown(Shutdown::Both);
+        })
+    }
+
+    /// Answers every request with a TCP reset.
+    pub fn resetting() -> RawReceiver {
+        RawReceiver::start(|stream| {
+            let at_once = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            // SAFETY: the socket is open, and the option is read before the call returns.
+            let result = unsafe {
+                libc::setsockopt(
+                    stream.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_LINGER,
+                    ptr::from_ref(&at_once).cast(),
+                    size_of_val(&at_once) as libc::socklen_t,
+                )
+            };
+            assert_eq!(result, 0, "a socket can be told to reset");
+        })
+    }
+
+    fn start(answer: impl Fn(&mut TcpStream) + Send + 'static) -> RawReceiver {
+        let port = port::free();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+            .unwrap_or_else(|error| panic!("could not listen on port {port}: {error}"));
+        let shared = Arc::<Shared>::default();
+        let thread = {
+            let shared = shared.clone();
+            thread::spawn(move || serve(listener, answer, &shared))
+        };
+        RawReceiver {
+            port,
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/", self.port)
+    }
+
+    pub fn request_count(&self) -> usize {
+        self.shared.requests.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for RawReceiver {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        // It looks when somebody comes.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: TcpListener, answer: impl Fn(&mut TcpStream), shared: &Shared) {
+    for stream in listener.incoming() {
+        if shared.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut stream = BufReader::new(stream.expect("a connection can be accepted"));
+        if read_request(&mut stream).is_some() {
+            shared.requests.fetch_add(1, Ordering::SeqCst);
+            answer(stream.get_mut());
+        }
+    }
+}
+
+/// None if the client left before it had sent one.
+fn read_request(stream: &mut impl BufRead) -> Option<()> {
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        let line = line.trim_end().to_ascii_lowercase();
+        if let Some(value) = line.strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+        if line.is_empty() {
+            break;
+        }
+    }
+    stream.read_exact(&mut vec![0; length]).ok()
+}

@@ -1,0 +1,577 @@
+//! The engine in SQL against a model of it, written from the documentation alone: random policies, random
+//! outcomes in batches of random size, and after each batch every delivery must be where the model has it.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::thread;
+
+use postgres::{Client, Transaction};
+use serde_json::json;
+use uuid::Uuid;
+use webhook_e2e::Cluster;
+use webhook_e2e::database::emit;
+
+const CASES: u64 = 200;
+const ENDPOINTS: usize = 2;
+const EVENTS: usize = 4;
+const ROUNDS: usize = 12;
+
+const SECOND: f64 = 1e6;
+const DAY: f64 = 86_400.0 * SECOND;
+/// The default of webhook.max_retry_after.
+const LONGEST_ASKED: f64 = DAY;
+/// A wait is rounded to whole microseconds.
+const SLACK: f64 = 2.0;
+
+const RETRIABLE_ERRORS: [&str; 6] = [
+    "dns",
+    "connect",
+    "timeout",
+    "tls",
+    "reset",
+    "invalid_response",
+];
+const OTHER_ERRORS: [&str; 4] = ["blocked", "invalid_request", "local", "released"];
+
+#[test]
+fn sql_does_what_the_model_does() {
+    // Off, so that nobody but the test claims.
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("model");
+    let mut client = database.connect();
+    for seed in 1..=CASES {
+        let _shown = ShownOnFailure(seed);
+        Case::run(&mut client, Random(seed));
+    }
+}
+
+struct ShownOnFailure(u64);
+
+impl Drop for ShownOnFailure {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("it was the case with seed {}", self.0);
+        }
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    /// In hundredths, so that SQL and Rust read the same number.
+    fn fraction(&mut self) -> f64 {
+        self.below(101) as f64 / 100.0
+    }
+
+    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// Microseconds, from none to the longest that a policy may have, of every order of magnitude.
+    fn delay(&mut self) -> f64 {
+        let longest = self.one_of(&[1.0, 1e3, SECOND, 60.0 * SECOND, DAY, 1000.0 * DAY]);
+        (self.fraction() * longest).round()
+    }
+
+    fn statuses(&mut self) -> Vec<Range<i32>> {
+        let ranges = self.below(4);
+        (0..ranges)
+            .map(|_| {
+                let start = 100 + self.below(500) as i32;
+                start..start + 1 + self.below(200) as i32
+            })
+            .collect()
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for end in (1..items.len()).rev() {
+            items.swap(end, self.below(end + 1));
+        }
+    }
+}
+
+struct Policy {
+    max_attempts: i32,
+    backoff: &'static str,
+    initial_delay: f64,
+    factor: f64,
+    max_delay: f64,
+    schedule: Vec<f64>,
+    jitter_down: f64,
+    jitter_up: f64,
+    success_status: Vec<Range<i32>>,
+    disable_status: Vec<Range<i32>>,
+    retry_status: Vec<Range<i32>>,
+    retry_errors: Vec<&'static str>,
+    retry_after: &'static str,
+    keep_sent: bool,
+}
+
+impl Policy {
+    fn random(random: &mut Random) -> Policy {
+        let schedule = 1 + random.below(4);
+        let mut retry_errors = RETRIABLE_ERRORS.to_vec();
+        random.shuffle(&mut retry_errors);
+        retry_errors.truncate(random.below(RETRIABLE_ERRORS.len() + 1));
+        Policy {
+            max_attempts: 1 + random.below(6) as i32,
+            backoff: random.one_of(&["exponential", "fixed", "schedule"]),
+            initial_delay: random.delay(),
+            factor: 1.0 + random.fraction() * random.one_of(&[1.0, 9.0, 99.0]),
+            max_delay: random.delay(),
+            schedule: (0..schedule).map(|_| random.delay()).collect(),
+            jitter_down: random.fraction(),
+            jitter_up: random.fraction(),
+            success_status: random.statuses(),
+            disable_status: random.statuses(),
+            retry_status: random.statuses(),
+            retry_errors,
+            retry_after: random.one_of(&["ignore", "exact", "at_least"]),
+            keep_sent: random.chance(80),
+        }
+    }
+
+    fn insert(&self, transaction: &mut Transaction, name: &str) {
+        let interval = |delay: &f64| format!("{delay} us");
+        let multirange = |ranges: &[Range<i32>]| {
+            let ranges = ranges
+                .iter()
+                .map(|range| format!("[{},{})", range.start, range.end));
+            format!("{{{}}}", ranges.collect::<Vec<_>>().join(","))
+        };
+        let schedule: Vec<String> = self.schedule.iter().map(interval).collect();
+        let insert = format!(
+            "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, factor, max_delay, schedule, jitter_down,
+                 jitter_up, success_status, disable_status, retry_status, retry_errors, retry_after, keep_sent, failure_threshold)
+             VALUES ('{name}', {}, '{}', '{}', {}, '{}', '{{{}}}', {}, {}, '{}', '{}', '{}', '{{{}}}', '{}', {}, 0)",
+            self.max_attempts,
+            self.backoff,
+            interval(&self.initial_delay),
+            self.factor,
+            interval(&self.max_delay),
+            schedule.join(","),
+            self.jitter_down,
+            self.jitter_up,
+            multirange(&self.success_status),
+            multirange(&self.disable_status),
+            multirange(&self.retry_status),
+            self.retry_errors.join(","),
+            self.retry_after,
+            self.keep_sent,
+        );
+        let inserted = transaction.batch_execute(&insert);
+        inserted.unwrap_or_else(|error| panic!("{insert}: {error:?}"));
+    }
+
+    fn verdict(&self, outcome: &Outcome) -> Verdict {
+        let is_in =
+            |ranges: &[Range<i32>], status| ranges.iter().any(|range| range.contains(&status));
+        match (outcome.status, outcome.error_kind) {
+            (Some(status), _) if is_in(&self.success_status, status) => Verdict::Success,
+            (Some(status), _) if is_in(&self.disable_status, status) => Verdict::Failure,
+            (Some(status), _) if is_in(&self.retry_status, status) => Verdict::Retry,
+            (Some(_), _) => Verdict::Failure,
+            (None, Some("released")) => Verdict::AsIfNeverClaimed,
+            (None, Some("local")) => Verdict::NotTheEndpointsFault,
+            (None, Some(kind)) if self.retry_errors.contains(&kind) => Verdict::Retry,
+            (None, _) => Verdict::Failure,
+        }
+    }
+
+    /// The shortest and the longest wait after that many attempts.
+    fn wait(&self, attempts: i32, outcome: &Outcome) -> (f64, f64) {
+        let own = match self.backoff {
+            "fixed" => self.initial_delay,
+            "schedule" => self.schedule[(attempts as usize).min(self.schedule.len()) - 1],
+            _ => (self.initial_delay * self.factor.powi(attempts - 1)).min(self.max_delay),
+        };
+        let own = (own * (1.0 - self.jitter_down), own * (1.0 + self.jitter_up));
+        let heeded = matches!(outcome.status, Some(429 | 503)) && self.retry_after != "ignore";
+        match outcome.retry_after {
+            Some(asked) if heeded && asked >= 0.0 => {
+                let asked = (asked * SECOND).min(LONGEST_ASKED);
+                match self.retry_after {
+                    "exact" => (asked, asked),
+                    _ => (own.0.max(asked), own.1.max(asked)),
+                }
+            }
+            _ => own,
+        }
+    }
+}
+
+enum Verdict {
+    Success,
+    Retry,
+    Failure,
+    NotTheEndpointsFault,
+    AsIfNeverClaimed,
+}
+
+struct Outcome {
+    status: Option<i32>,
+    error_kind: Option<&'static str>,
+    error: Option<String>,
+    /// Seconds.
+    retry_after: Option<f64>,
+    duration_ms: i32,
+    /// Seconds since 1970, a whole number: it has no other form in SQL.
+    finished_at: f64,
+}
+
+impl Outcome {
+    fn random(random: &mut Random) -> Outcome {
+        let answered = random.chance(70);
+        let status = answered.then(|| match random.below(3) {
+            0 => random.one_of(&[429, 503]),
+            _ => 100 + random.below(500) as i32,
+        });
+        let kinds = [&RETRIABLE_ERRORS[..], &OTHER_ERRORS].concat();
+        let error_kind = (!answered).then(|| random.one_of(&kinds));
+        Outcome {
+            status,
+            error_kind,
+            error: error_kind.map(|kind| format!("{kind} {}", random.below(1000))),
+            retry_after: (answered && random.chance(60)).then(|| {
+                random.one_of(&[-1.0, 0.0, 1.0, 90.0, 86_399.0, 86_401.0, 4_294_967_295.0])
+            }),
+            duration_ms: random.below(10_000) as i32,
+            finished_at: 1_700_000_000.0 + random.below(100_000_000) as f64,
+        }
+    }
+
+    fn described(&self) -> Option<String> {
+        let status = self.status.map(|status| format!("HTTP {status}"));
+        self.error.clone().or(status)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Delivery {
+    event: Uuid,
+    endpoint: i32,
+    partition: &'static str,
+    status: &'static str,
+    attempts: i32,
+    max_attempts: i32,
+    claim_seq: i64,
+    last_status: Option<i32>,
+    last_error: Option<String>,
+    duration_ms: Option<i32>,
+    /// Microseconds since 1970 between which the next attempt is due; none where it does not matter.
+    due: Option<(f64, f64)>,
+}
+
+impl Delivery {
+    fn queued(&mut self, status: &'static str) {
+        (self.partition, self.status) = ("webhook.delivery_queue", status);
+    }
+
+    /// False if nothing is kept of it.
+    fn settle(&mut self, policy: &Policy, outcome: &Outcome) -> bool {
+        let verdict = policy.verdict(outcome);
+        let finished_at = outcome.finished_at * SECOND;
+        if let Verdict::AsIfNeverClaimed = verdict {
+            self.attempts -= 1;
+            self.queued("PENDING");
+            return true;
+        }
+        self.last_status = outcome.status;
+        self.last_error = outcome.described();
+        self.duration_ms = Some(outcome.duration_ms);
+        match verdict {
+            Verdict::Success => {
+                (self.partition, self.status) = ("webhook.delivery_history", "SENT");
+                (self.last_error, self.due) = (None, None);
+                return policy.keep_sent;
+            }
+            Verdict::NotTheEndpointsFault => {
+                self.attempts -= 1;
+                self.queued("PENDING");
+                self.due = Some((finished_at + SECOND, finished_at + SECOND));
+            }
+            Verdict::Retry if self.attempts < self.max_attempts => {
+                self.queued("PENDING");
+                let (shortest, longest) = policy.wait(self.attempts, outcome);
+                self.due = Some((finished_at + shortest, finished_at + longest));
+            }
+            _ => {
+                (self.partition, self.status) = ("webhook.dead_letter", "FAILED");
+                self.due = None;
+            }
+        }
+        true
+    }
+}
+
+/// What settle reports to be counted: deliveries, those retried, and their retries.
+type Counted = [i64; 3];
+
+struct Case<'a, 'b> {
+    random: Random,
+    transaction: &'a mut Transaction<'b>,
+    policies: Vec<Policy>,
+    /// Its id and the policy that it has now.
+    endpoints: Vec<(i32, usize)>,
+    deliveries: Vec<Delivery>,
+}
+
+impl Case<'_, '_> {
+    /// In a transaction that is rolled back: its clock stands still, and no case sees another's rows.
+    fn run(client: &mut Client, random: Random) {
+        let mut case = Case {
+            random,
+            transaction: &mut client.transaction().unwrap(),
+            policies: Vec::new(),
+            endpoints: Vec::new(),
+            deliveries: Vec::new(),
+        };
+        case.prepare();
+        for _ in 0..ROUNDS {
+            case.change_a_policy();
+            case.make_due();
+            case.claim();
+            case.settle();
+            case.compare();
+        }
+    }
+
+    fn prepare(&mut self) {
+        for number in 0..ENDPOINTS + 1 {
+            let policy = Policy::random(&mut self.random);
+            policy.insert(self.transaction, &format!("policy_{number}"));
+            self.policies.push(policy);
+        }
+        for policy in 0..ENDPOINTS {
+            let add = format!(
+                "SELECT id FROM webhook_add_endpoint('endpoint_{policy}', 'http://127.0.0.1:9/', policy => 'policy_{policy}')"
+            );
+            let endpoint: i32 = self.transaction.query_one(&add, &[]).unwrap().get(0);
+            self.endpoints.push((endpoint, policy));
+        }
+        for _ in 0..EVENTS {
+            let event = emit(self.transaction, "order.created", json!({}));
+            for (endpoint, policy) in &self.endpoints {
+                self.deliveries.push(Delivery {
+                    event,
+                    endpoint: *endpoint,
+                    partition: "webhook.delivery_queue",
+                    status: "PENDING",
+                    attempts: 0,
+                    max_attempts: self.policies[*policy].max_attempts,
+                    claim_seq: 0,
+                    last_status: None,
+                    last_error: None,
+                    duration_ms: None,
+                    due: None,
+                });
+            }
+        }
+        self.compare();
+    }
+
+    /// What is under way keeps its max_attempts and follows the endpoint's policy in all else.
+    fn change_a_policy(&mut self) {
+        if self.random.chance(15) {
+            let policy = self.random.below(self.policies.len());
+            let endpoint = self.random.below(ENDPOINTS);
+            self.endpoints[endpoint].1 = policy;
+            let update = "UPDATE webhook.endpoint SET policy = $1 WHERE id = $2";
+            let name = format!("policy_{policy}");
+            let changed = self
+                .transaction
+                .execute(update, &[&name, &self.endpoints[endpoint].0]);
+            assert_eq!(changed.unwrap(), 1);
+        }
+    }
+
+    /// Time passes, and whatever a status or too many failures switched off is switched on again.
+    fn make_due(&mut self) {
+        let update = "
+            UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL WHERE disabled_at IS NOT NULL;
+            UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'";
+        self.transaction.batch_execute(update).unwrap();
+        for delivery in &mut self.deliveries {
+            if delivery.status == "PENDING" {
+                delivery.due = None;
+            }
+        }
+    }
+
+    fn claim(&mut self) {
+        let endpoints: Vec<i32> = self
+            .endpoints
+            .iter()
+            .map(|(endpoint, _)| *endpoint)
+            .collect();
+        let capacities = [(); ENDPOINTS].map(|()| self.random.below(EVENTS + 1) as i32);
+        let query = "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim(1, $1, $2)";
+        let rows = self
+            .transaction
+            .query(query, &[&endpoints, &&capacities[..]]);
+        let claimed: HashSet<(Uuid, i32, i64, i32)> = (rows.unwrap().iter())
+            .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))
+            .collect();
+
+        let mut expected = HashSet::new();
+        for (endpoint, capacity) in endpoints.iter().zip(capacities) {
+            let mut waiting: Vec<_> = (self.deliveries.iter_mut())
+                .filter(|delivery| delivery.endpoint == *endpoint && delivery.status == "PENDING")
+                .collect();
+            waiting.sort_by_key(|delivery| delivery.event);
+            for delivery in waiting.into_iter().take(capacity as usize) {
+                let earlier = delivery.attempts;
+                delivery.attempts += 1;
+                delivery.claim_seq += 1;
+                delivery.queued("SENDING");
+                expected.insert((delivery.event, *endpoint, delivery.claim_seq, earlier));
+            }
+        }
+        assert_eq!(claimed, expected);
+    }
+
+    fn settle(&mut self) {
+        let mut out: Vec<usize> = (0..self.deliveries.len())
+            .filter(|index| self.deliveries[*index].status == "SENDING")
+            .collect();
+        self.random.shuffle(&mut out);
+        out.truncate(self.random.below(out.len() + 1));
+
+        let mut batch = Vec::new();
+        let mut counted = Counted::default();
+        let mut forgotten = HashSet::new();
+        for index in out {
+            let outcome = Outcome::random(&mut self.random);
+            let delivery = &mut self.deliveries[index];
+            // The result of an earlier claim, or of one that this row never had, must change nothing.
+            let late = self.random.chance(10);
+            let claim_seq = delivery.claim_seq - i64::from(late);
+            batch.push((delivery.event, delivery.endpoint, claim_seq, outcome));
+            if late {
+                continue;
+            }
+            let endpoint = self
+                .endpoints
+                .iter()
+                .find(|(id, _)| *id == delivery.endpoint);
+            let policy = &self.policies[endpoint.expect("it is one of ours").1];
+            if !delivery.settle(policy, &batch[batch.len() - 1].3) {
+                forgotten.insert((delivery.event, delivery.endpoint));
+            }
+            if delivery.partition != "webhook.delivery_queue" {
+                let retries = i64::from(delivery.attempts - 1);
+                counted[0] += 1;
+                counted[1] += i64::from(retries > 0);
+                counted[2] += retries;
+            }
+        }
+        self.deliveries
+            .retain(|delivery| !forgotten.contains(&(delivery.event, delivery.endpoint)));
+        assert_eq!(self.settle_in_sql(&batch), counted);
+    }
+
+    fn settle_in_sql(&mut self, batch: &[(Uuid, i32, i64, Outcome)]) -> Counted {
+        fn column<'a, T>(
+            batch: &'a [(Uuid, i32, i64, Outcome)],
+            field: impl Fn(&'a Outcome) -> T,
+        ) -> Vec<T> {
+            batch.iter().map(|row| field(&row.3)).collect()
+        }
+        let events: Vec<Uuid> = batch.iter().map(|row| row.0).collect();
+        let endpoints: Vec<i32> = batch.iter().map(|row| row.1).collect();
+        let claims: Vec<i64> = batch.iter().map(|row| row.2).collect();
+        let rows = self.transaction.query(
+            "SELECT event_id IS NOT NULL, deliveries, retried, retries
+             FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            &[
+                &events,
+                &endpoints,
+                &claims,
+                &column(batch, |outcome| outcome.status),
+                &column(batch, |outcome| outcome.error_kind),
+                &column(batch, |outcome| outcome.error.as_deref()),
+                &column(batch, |_| None::<&str>),
+                &column(batch, |outcome| outcome.retry_after),
+                &column(batch, |outcome| outcome.duration_ms),
+                &column(batch, |outcome| outcome.finished_at),
+            ],
+        );
+        let mut counted = Counted::default();
+        for row in rows.unwrap_or_else(|error| panic!("settle: {error:?}")) {
+            assert!(!row.get::<_, bool>(0), "nobody locks anything here");
+            for (sum, index) in counted.iter_mut().zip(1..) {
+                *sum += row.get::<_, i64>(index);
+            }
+        }
+        counted
+    }
+
+    fn compare(&mut self) {
+        let query = "
+            SELECT event_id, endpoint_id, tableoid::regclass::text, status, attempts, max_attempts, claim_seq,
+                   last_status_code, last_error, duration_ms, (extract(epoch FROM next_attempt_at) * 1000000)::float8,
+                   (claimed_by IS NOT NULL) = (status = 'SENDING') AND (completed_at IS NOT NULL) = (status IN ('SENT', 'FAILED'))
+            FROM webhook.delivery ORDER BY event_id, endpoint_id";
+        let rows = self.transaction.query(query, &[]).unwrap();
+        self.deliveries
+            .sort_by_key(|delivery| (delivery.event, delivery.endpoint));
+        let keys: Vec<(Uuid, i32)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let expected_keys: Vec<_> = (self.deliveries.iter())
+            .map(|delivery| (delivery.event, delivery.endpoint))
+            .collect();
+        assert_eq!(keys, expected_keys);
+
+        for (row, expected) in rows.iter().zip(&self.deliveries) {
+            let seen = (
+                row.get::<_, &str>(2),
+                row.get::<_, &str>(3),
+                row.get::<_, i32>(4),
+                row.get::<_, i32>(5),
+                row.get::<_, i64>(6),
+                row.get::<_, Option<i32>>(7),
+                row.get::<_, Option<&str>>(8),
+                row.get::<_, Option<i32>>(9),
+            );
+            let wanted = (
+                expected.partition,
+                expected.status,
+                expected.attempts,
+                expected.max_attempts,
+                expected.claim_seq,
+                expected.last_status,
+                expected.last_error.as_deref(),
+                expected.duration_ms,
+            );
+            assert_eq!(seen, wanted);
+            assert!(
+                row.get::<_, bool>(11),
+                "claim and completion of {expected:?}"
+            );
+            if let Some((earliest, latest)) = expected.due {
+                let due: f64 = row.get(10);
+                let within = earliest - SLACK..=latest + SLACK;
+                assert!(
+                    within.contains(&due),
+                    "{due} is not within {within:?}: {expected:?}"
+                );
+            }
+        }
+    }
+}
