@@ -178,7 +178,10 @@ fn is_alive(pid: i32) -> bool {
 }
 
 fn start_worker(database: &Database) -> bool {
-    let started = BackgroundWorkerBuilder::new(&format!("webhook worker for {}", database.name))
+    // The postmaster's field has 96 bytes, and it takes only ASCII.
+    let ascii = |c: char| if c.is_ascii() { c } else { '?' };
+    let name: String = database.name.chars().map(ascii).take(64).collect();
+    let started = BackgroundWorkerBuilder::new(&format!("webhook worker for {name}"))
         .set_type("webhook worker")
         .set_library("webhook")
         .set_function("webhook_worker_main")
@@ -211,6 +214,9 @@ fn report_no_room(database: &Database, reported: &mut bool) {
     }
 }
 
+/// The server's DATCONNLIMIT_INVALID_DB: what an interrupted DROP DATABASE leaves behind.
+const INVALID_DATABASE: i32 = -2;
+
 struct Database {
     oid: pg_sys::Oid,
     name: String,
@@ -233,7 +239,8 @@ fn connectable_databases() -> Vec<Database> {
                 break;
             }
             let row = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_database>(tuple);
-            if (*row).datallowconn && !(*row).datistemplate {
+            let dropped_halfway = (*row).datconnlimit == INVALID_DATABASE;
+            if (*row).datallowconn && !(*row).datistemplate && !dropped_halfway {
                 databases.push(Database {
                     oid: (*row).oid,
                     name: CStr::from_ptr((*row).datname.data.as_ptr())

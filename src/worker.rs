@@ -203,7 +203,7 @@ impl Worker {
             store::flush_statistics();
         }
         if wait_for_latch_or(&self.pool, pause) {
-            self.agenda.begin_anew();
+            self.agenda.woken();
         }
         serve_interrupts();
         if pg_compat::take_termination() {

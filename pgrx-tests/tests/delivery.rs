@@ -1,7 +1,9 @@
 //! Delivery: what goes over the wire, when, how often, and what is known afterwards.
 
 use std::collections::HashSet;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use postgres::Row;
 use serde_json::json;
@@ -571,4 +573,40 @@ fn a_timeout_is_retried() {
             .iter()
             .all(|row| row.get::<_, i32>("duration_ms") >= 50)
     );
+}
+
+#[test]
+fn parked_endpoints_and_a_stream_of_commits_do_not_hide_an_endpoint() {
+    let database = database();
+    let receiver = Receiver::start();
+    database.execute(
+        "INSERT INTO webhook.endpoint (name, url, event_types, paused_at)
+         SELECT 'parked ' || n, 'http://127.0.0.1:1/', '{parked}', now() FROM generate_series(1, 700) n",
+    );
+    database.add_endpoint_with(
+        "served",
+        &receiver.url("/served"),
+        "event_types => '{served}'",
+    );
+    database.emit("parked", json!({}));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stream = scope.spawn(|| {
+            let mut client = database.connect();
+            let begun = Instant::now();
+            while !stop.load(Ordering::Relaxed) && begun.elapsed() < wait::DEADLINE {
+                client
+                    .batch_execute("UPDATE webhook.delivery SET status = 'PENDING' WHERE false")
+                    .unwrap();
+            }
+        });
+        let events: Vec<Uuid> = (0..20)
+            .map(|n| database.emit("served", json!({ "n": n })))
+            .collect();
+        for event in &events {
+            receiver.wait_for_event(*event);
+        }
+        stop.store(true, Ordering::Relaxed);
+        stream.join().unwrap();
+    });
 }

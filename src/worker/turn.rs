@@ -26,14 +26,20 @@ pub struct Agenda {
     after_endpoint: i32,
     /// The earliest time at which something met so far becomes due.
     next_due: Option<Instant>,
-    claimed_something: bool,
+    /// Something was claimed, and what is behind it was not seen; or somebody has committed meanwhile.
+    again: bool,
     /// Rotates who comes first where there is not room for all.
     rotation: usize,
 }
 
 impl Agenda {
-    /// Something new may be anywhere: from the first endpoint again.
-    pub fn begin_anew(&mut self) {
+    /// Something new may be on a page that was read already. The reading goes on to its end all the same, or
+    /// those who commit all the time would keep it on the first page.
+    pub fn woken(&mut self) {
+        self.again |= self.after_endpoint != 0;
+    }
+
+    fn begin_anew(&mut self) {
         *self = Agenda {
             rotation: self.rotation.wrapping_add(1),
             ..Agenda::default()
@@ -157,11 +163,9 @@ impl Worker {
 
     /// Why nothing is claimed now, if so.
     fn hold(&self) -> Option<(State, &'static str)> {
-        // SAFETY: a plain read, on the main thread.
-        let read_only = unsafe { pg_sys::DefaultXactReadOnly };
         if !self.settings.enabled {
             Some((State::Disabled, "webhook.enabled is off"))
-        } else if read_only {
+        } else if is_read_only() {
             Some((State::Held, "default_transaction_read_only is on"))
         } else {
             None
@@ -211,13 +215,13 @@ impl Worker {
     }
 
     fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
+        let holding = self.hold().is_some();
+        if holding && (is_read_only() || !self.ledger.has_endings()) {
+            return Ok(self.settings.poll_interval);
+        }
         // After an error the two go apart, so that trouble with one never keeps the other back.
         if self.errors_in_a_row > 0 {
             self.settle_one_by_one()?;
-        }
-        let holding = self.hold().is_some();
-        if holding && !self.ledger.has_endings() {
-            return Ok(self.settings.poll_interval);
         }
         let endings = self.ledger.take_endings();
         let worked = store::transaction(|client| {
@@ -278,7 +282,7 @@ impl Worker {
         for attempt in &attempts {
             self.ledger.claim(attempt.key);
         }
-        self.agenda.claimed_something |= !attempts.is_empty();
+        self.agenda.again |= !attempts.is_empty();
         self.pool.submit(attempts);
 
         // What is due and has no room comes when an outcome makes room; that wakes us anyway.
@@ -297,8 +301,7 @@ impl Worker {
             self.agenda.after_endpoint = page[AGENDA_PAGE - 1].endpoint_id;
             return Duration::ZERO;
         }
-        // The first of an endpoint was claimed: what is behind it was not seen yet.
-        let pause = if self.agenda.claimed_something {
+        let pause = if self.agenda.again {
             Duration::ZERO
         } else {
             let house = self
@@ -332,6 +335,11 @@ impl Worker {
             });
         }
     }
+}
+
+fn is_read_only() -> bool {
+    // SAFETY: a plain read, on the main thread.
+    unsafe { pg_sys::DefaultXactReadOnly }
 }
 
 /// How many to claim of each due endpoint: an equal part of what is free, and no more than it has room for.
