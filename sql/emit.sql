@@ -14,7 +14,7 @@ DECLARE
     emitted_at timestamptz := clock_timestamp();
     wanted_keys text[];
 BEGIN
-    IF (webhook_emit.event_type ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$' AND length(webhook_emit.event_type) <= 200) IS NOT TRUE THEN
+    IF (webhook_emit.event_type ~ '^[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*$' AND length(webhook_emit.event_type) <= 200) IS NOT TRUE THEN
         RAISE EXCEPTION 'event type "%" is not valid', webhook_emit.event_type USING ERRCODE = 'invalid_parameter_value',
             HINT = 'A type is made of letters, digits, _ and -, in parts joined by dots, such as order.created.';
     END IF;

@@ -62,7 +62,7 @@ BEGIN
     ELSIF NEW.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
         problem := 'the tenant must have 1 to 200 characters, no white space and no control characters';
         remedy := 'Leave the tenant null for an endpoint that serves everyone.';
-    ELSIF NEW.url !~ '^[\x21-\x7e]+$' OR NEW.url ~ '["<>`]' OR length(NEW.url) > 2048 THEN
+    ELSIF NEW.url !~ '^[!-~]+$' OR NEW.url ~ '["<>`]' OR length(NEW.url) > 2048 THEN
         problem := 'the URL must have at most 2048 characters, printable ASCII without ", <, > and `';
         remedy := 'Percent-encode other characters, and write an international host name in its xn-- form.';
     ELSIF NEW.url !~* '^https?://' THEN
@@ -74,7 +74,7 @@ BEGIN
     ELSIF NEW.url ~* '^https?://[^/?]*@' THEN
         problem := 'the URL must not contain a user name or password';
         remedy := 'Put credentials into a header: headers => ''{"Authorization": "Basic .."}''.';
-    ELSIF NEW.url !~* '^https?://(\[[0-9a-f:.]+\]|[a-z0-9._~%-]+)(:[0-9]{1,5})?([/?].*)?$'
+    ELSIF NEW.url !~* '^https?://([[][0-9a-f:.]+[]]|[a-z0-9._~%-]+)(:[0-9]{1,5})?([/?].*)?$'
           OR substring(NEW.url FROM '^[^/]*//[^/?]*:([0-9]+)([/?]|$)')::int NOT BETWEEN 1 AND 65535 THEN
         problem := 'the URL has no valid host and port';
         remedy := 'Give a whole URL such as https://example.com/hooks.';
@@ -94,7 +94,7 @@ BEGIN
 
     IF problem IS NULL THEN
         SELECT pattern INTO bad FROM unnest(NEW.event_types) AS pattern
-        WHERE pattern !~ '^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?)$' OR length(pattern) > 200 LIMIT 1;
+        WHERE pattern !~ '^([*]|[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*([.][*])?)$' OR length(pattern) > 200 LIMIT 1;
         IF FOUND THEN
             problem := format('"%s" is not an event type pattern', bad);
             remedy := 'Patterns are like order.created, order.* (a star as the last part) or * alone.';
@@ -105,7 +105,7 @@ BEGIN
         -- Values are credentials: only the name of a bad header is shown.
         SELECT h.key INTO bad FROM jsonb_each(NEW.headers) AS h
         WHERE h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$'
-           OR jsonb_typeof(h.value) <> 'string' OR h.value #>> '{}' !~ '^[\x20-\x7e]*$'
+           OR jsonb_typeof(h.value) <> 'string' OR h.value #>> '{}' !~ '^[ -~]*$'
            OR lower(h.key) IN ('host', 'content-length', 'content-type', 'transfer-encoding', 'connection', 'expect',
                                'user-agent', 'x-webhook-signature', 'x-webhook-retry')
            OR lower(h.key) LIKE 'webhook-%' LIMIT 1;

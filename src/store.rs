@@ -10,7 +10,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
 use pgrx::spi::{self, OwnedPreparedStatement, SpiClient, SpiTupleTable};
 use std::cell::OnceCell;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::panic::AssertUnwindSafe;
 use std::thread::LocalKey;
 use webhook_delivery::Key;
@@ -127,12 +127,15 @@ pub fn flush_statistics() {
 
 /// What the session relies on, whatever the server or the database has set.
 pub fn prepare_session() {
-    const SETTINGS: [(&std::ffi::CStr, &std::ffi::CStr); 7] = [
+    const SETTINGS: &[(&CStr, &CStr)] = &[
         (c"search_path", c"pg_catalog, pg_temp"),
         (c"default_transaction_isolation", c"read committed"),
         (c"default_transaction_deferrable", c"off"),
         (c"session_replication_role", c"origin"),
+        (c"standard_conforming_strings", c"on"),
         (c"statement_timeout", c"0"),
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        (c"transaction_timeout", c"0"),
         (c"lock_timeout", c"1s"),
         (c"jit", c"off"),
     ];
