@@ -82,7 +82,7 @@ fn what_is_in_flight_is_settled_while_disabled() {
 
 #[test]
 fn a_changed_number_of_threads_applies_on_reload() {
-    let mut cluster = Cluster::start();
+    let mut cluster = Cluster::builder().setting("webhook.workers = 20").start();
     let database = cluster.database("resized");
     let receiver = Receiver::start();
     database.add_endpoint("orders", &receiver.url("/orders"));
@@ -94,7 +94,7 @@ fn a_changed_number_of_threads_applies_on_reload() {
     let second = worker::successor(&database, first);
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
-    assert_eq!(worker::threads(second), before - 32 + 4);
+    assert_eq!(worker::threads(second), before - 20 + 4);
 }
 
 #[test]
