@@ -594,7 +594,7 @@ fn parked_endpoints_and_a_stream_of_commits_do_not_hide_an_endpoint() {
         let stream = scope.spawn(|| {
             let mut client = database.connect();
             let begun = Instant::now();
-            while !stop.load(Ordering::Relaxed) && begun.elapsed() < wait::DEADLINE {
+            while !stop.load(Ordering::Relaxed) && begun.elapsed() < 2 * wait::DEADLINE {
                 client
                     .batch_execute("UPDATE webhook.delivery SET status = 'PENDING' WHERE false")
                     .unwrap();
