@@ -33,8 +33,12 @@ build: setup ## compile the extension
 	@echo "Compiling the extension: 2 to 5 minutes the first time"
 	cargo build --release $(FEATURES)
 
+# A running server has the library mapped: it must be a new file, and not the old one written over.
+UNLINK := $(SUDO) rm -f "$$($(PG_CONFIG) --pkglibdir)/webhook.so"
+
 install: setup ## compile, and install into the server that PG_CONFIG names
 	@echo "Compiling and installing the extension: 2 to 5 minutes the first time"
+	@$(UNLINK)
 	cargo pgrx install --release --pg-config $(PG_CONFIG) $(FEATURES) $(if $(SUDO),--sudo)
 
 run: ## a throwaway server with the extension, until Ctrl-C
@@ -57,6 +61,7 @@ unit: ## tests of the delivery crate, without PostgreSQL
 pgtest: setup ## tests that run inside a backend
 	@# As root the server needs another user, and a directory that is that user's. It writes a debug
 	@# build over the installed extension, hence before e2e.
+	@$(UNLINK)
 	@if [ "$$(id -u)" = 0 ]; then \
 		directory=$$(mktemp -d) && chown postgres "$$directory" && \
 		USER=root cargo pgrx test pg$(PG) --runas postgres --pgdata "$$directory/data"; status=$$?; \

@@ -7,9 +7,10 @@
 -- the commit the requests go out. Nothing here waits for a row: what somebody has locked is passed over and
 -- tried again a little later.
 --
--- The settings on each function keep the plan fixed. The queue is empty when the plan is made and may have
--- a million rows when it is used; a sequential scan or a sort chosen once would stay. It is generic from the
--- start: with arrays as arguments the planner would otherwise plan every call anew.
+-- The plans are fixed. The queue is empty when they are made, and known to be so after a vacuum, and may have a
+-- million rows when they are used: a sequential scan, a sort or a join the wrong way round chosen once would
+-- stay. Hence the settings on each function, the LIMITs in the LATERALs, which keep the planner from turning a
+-- join around, and plans that are generic from the start.
 
 -- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
 -- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0
@@ -18,7 +19,8 @@ CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+    SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();
@@ -26,18 +28,25 @@ BEGIN
     -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
     RETURN QUERY
     WITH RECURSIVE page AS (
-        SELECT (SELECT min(q.endpoint_id) FROM webhook.delivery_queue q WHERE q.endpoint_id > after_endpoint) AS id, 1 AS place
+        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q WHERE q.endpoint_id > after_endpoint
+                ORDER BY q.endpoint_id LIMIT 1) AS id, 1 AS place
         UNION ALL
-        SELECT (SELECT min(q.endpoint_id) FROM webhook.delivery_queue q WHERE q.endpoint_id > page.id), page.place + 1
+        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q WHERE q.endpoint_id > page.id
+                ORDER BY q.endpoint_id LIMIT 1), page.place + 1
         FROM page WHERE page.id IS NOT NULL AND page.place < page_size
     )
-    SELECT page.id, ceil(greatest(0, least(86400, extract(epoch FROM waiting.next_attempt_at) - extract(epoch FROM now()))) * 1000)::bigint, e.max_in_flight
+    SELECT page.id,
+           ceil(greatest(0, least(86400, extract(epoch FROM waiting.next_attempt_at) - extract(epoch FROM now()))) * 1000)::bigint,
+           served.max_in_flight
     FROM page
-    LEFT JOIN webhook.endpoint e
-        ON e.id = page.id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+    LEFT JOIN LATERAL (
+        SELECT e.id, e.max_in_flight FROM webhook.endpoint e
+        WHERE e.id = page.id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+        LIMIT 1
+    ) served ON true
     LEFT JOIN LATERAL (
         SELECT q.next_attempt_at FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = e.id AND q.status = 'PENDING'
+        WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     WHERE page.id IS NOT NULL;
@@ -45,42 +54,48 @@ END $$;
 
 -- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first.
 -- The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of them.
+-- The payload is null where somebody has deleted the event.
 CREATE FUNCTION webhook.claim(instance int, endpoint_ids int[], capacities int[])
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan SET webhook.engine = on SET timezone = 'UTC' AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+    SET plan_cache_mode = force_generic_plan SET webhook.engine = on SET timezone = 'UTC' AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();
+    picked tid[];
 BEGIN
+    SELECT array_agg(due.place) INTO picked
+    FROM unnest(endpoint_ids, capacities) AS w (endpoint_id, capacity)
+    CROSS JOIN LATERAL (
+        SELECT e.id FROM webhook.endpoint e
+        WHERE e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+        LIMIT 1
+    ) served
+    CROSS JOIN LATERAL (
+        SELECT q.ctid AS place FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = served.id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
+        ORDER BY q.next_attempt_at, q.event_id
+        LIMIT w.capacity FOR UPDATE SKIP LOCKED
+    ) due;
+
+    -- They are locked, so they stay in their places.
     RETURN QUERY
-    WITH wanted AS (
-        SELECT w.endpoint_id, w.capacity FROM unnest(endpoint_ids, capacities) AS w (endpoint_id, capacity)
-    ), picked AS MATERIALIZED (
-        SELECT due.event_id, due.endpoint_id
-        FROM wanted w
-        JOIN webhook.endpoint e
-            ON e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
-        CROSS JOIN LATERAL (
-            SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-            WHERE q.endpoint_id = w.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
-            ORDER BY q.next_attempt_at, q.event_id
-            LIMIT w.capacity FOR UPDATE SKIP LOCKED
-        ) due
-    ), claimed AS (
+    WITH claimed AS (
         UPDATE webhook.delivery_queue q
         SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
             claimed_at = now(), claimed_by = instance
-        FROM picked p
-        WHERE q.event_id = p.event_id AND q.endpoint_id = p.endpoint_id
+        WHERE q.ctid = ANY (picked)
         RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
     )
-    SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, v.payload::text,
-           to_char(v.created_at, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+    SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at
     FROM claimed c
-    JOIN webhook.event v ON v.id = c.event_id;
+    LEFT JOIN LATERAL (
+        SELECT v.payload::text AS payload, to_char(v.created_at, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS occurred_at
+        FROM webhook.event v WHERE v.id = c.event_id LIMIT 1
+    ) event ON true;
 END $$;
 
 -- How to reach these endpoints. One that was made without a secret gets it here.

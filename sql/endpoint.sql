@@ -133,6 +133,16 @@ END $$;
 CREATE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.check_endpoint();
 
+CREATE FUNCTION webhook.remember_removed_endpoint() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO webhook.removed_endpoint (id, name) VALUES (OLD.id, OLD.name);
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
+    FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
+
 CREATE FUNCTION webhook.wake_after_statement() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

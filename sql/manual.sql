@@ -19,6 +19,11 @@ BEGIN
         END IF;
         RETURN NEW;
     ELSIF NEW.status = 'PENDING' THEN
+        IF NOT EXISTS (SELECT FROM webhook.endpoint e WHERE e.id = NEW.endpoint_id) THEN
+            RAISE EXCEPTION 'delivery of event % cannot be sent: its endpoint % was removed', NEW.event_id, NEW.endpoint_id
+                USING ERRCODE = 'object_not_in_prerequisite_state',
+                      HINT = 'Leave it out: .. AND endpoint_id IN (SELECT id FROM webhook.endpoint).';
+        END IF;
         -- Sent again from the start, now, unless the writer says otherwise.
         IF NEW.attempts = OLD.attempts THEN
             NEW.attempts := 0;

@@ -82,13 +82,13 @@ CREATE FUNCTION webhook.verdict(p webhook.policy, status_code int, error_kind te
 -- The policy's own wait after that many attempts. `draw`, between 0 and 1, places it between the jitter's bounds.
 CREATE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) RETURNS interval
     LANGUAGE sql IMMUTABLE
-    RETURN make_interval(secs => CASE p.backoff
+    RETURN make_interval(secs => greatest(0, CASE p.backoff
         WHEN 'fixed' THEN extract(epoch FROM p.initial_delay)::float8
         WHEN 'schedule' THEN extract(epoch FROM p.schedule[least(greatest(attempts, 1), cardinality(p.schedule))])::float8
         -- With a factor of at most 100, an exponent of 100 is far beyond max_delay and still a float8.
         ELSE least(extract(epoch FROM p.initial_delay)::float8 * power(p.factor, least(greatest(attempts, 1) - 1, 100)),
                    extract(epoch FROM p.max_delay)::float8)
-    END * (1 - p.jitter_down + draw * (p.jitter_down + p.jitter_up)));
+    END) * (1 - p.jitter_down + draw * (p.jitter_down + p.jitter_up)));
 
 -- The wait before the next attempt, where the endpoint may have asked for one (Retry-After).
 CREATE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval

@@ -80,6 +80,33 @@ BEGIN
     FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;
 END $$;
 
+-- Cancels what was queued for an endpoint after it was removed.
+CREATE FUNCTION webhook.cancel_orphans() RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    cancelled bigint;
+BEGIN
+    WITH orphan AS (
+        SELECT q.event_id, q.endpoint_id FROM webhook.removed_endpoint r
+        CROSS JOIN LATERAL (
+            SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+            WHERE q.endpoint_id = r.id LIMIT 1000 FOR UPDATE SKIP LOCKED
+        ) q
+    ), gone AS (
+        DELETE FROM webhook.delivery_queue q USING orphan o
+        WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
+        RETURNING q.*
+    )
+    INSERT INTO webhook.delivery_history
+        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
+         coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
+    SELECT event_id, endpoint_id, event_type, 'CANCELLED', attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
+           coalesce_key, claim_seq, last_status_code, 'endpoint removed', duration_ms, created_at, now()
+    FROM gone;
+    GET DIAGNOSTICS cancelled = ROW_COUNT;
+    RETURN cancelled;
+END $$;
+
 -- Takes over the endpoints of a restored or copied database, which are held until then; says how many. What was in
 -- flight when the dump or the copy was made is nobody's here, whatever its claim says.
 -- @api public
@@ -89,7 +116,7 @@ DECLARE
     adopted int[];
 BEGIN
     WITH taken AS (
-        UPDATE webhook.endpoint e SET origin = webhook.origin() WHERE e.origin <> webhook.origin() RETURNING e.id
+        UPDATE webhook.endpoint e SET origin = webhook.origin() WHERE e.origin <> (SELECT webhook.origin()) RETURNING e.id
     )
     SELECT coalesce(array_agg(id), '{}') INTO adopted FROM taken;
 

@@ -91,7 +91,8 @@ BEGIN
                               AND q.claim_seq = o.claim_seq AND q.status = 'SENDING') AS locked
         FROM outcome o
         WHERE (SELECT count(*) FROM fenced) < cardinality(event_ids)
-          AND NOT EXISTS (SELECT FROM fenced f WHERE f.event_id = o.event_id AND f.endpoint_id = o.endpoint_id)
+          AND NOT EXISTS (SELECT FROM fenced f
+                          WHERE f.event_id = o.event_id AND f.endpoint_id = o.endpoint_id AND f.claim_seq = o.claim_seq)
     ), logged AS (
         INSERT INTO webhook.attempt
             (event_id, endpoint_id, claim_seq, attempt, verdict, status_code, error_kind, error, response_excerpt,
@@ -99,7 +100,7 @@ BEGIN
         SELECT event_id, endpoint_id, claim_seq, attempts, verdict, status_code, error_kind,
                CASE WHEN verdict <> 'success' THEN error END, nullif(excerpt, ''), duration_ms, finished_at
         FROM judged j
-        WHERE (j.verdict <> 'success' OR log_success) AND j.error_kind IS DISTINCT FROM 'released'
+        WHERE j.verdict <> 'release' AND (j.verdict <> 'success' OR log_success)
         UNION ALL
         SELECT event_id, endpoint_id, claim_seq, NULL, 'late', status_code, error_kind,
                coalesce(error, 'HTTP ' || status_code), nullif(excerpt, ''), duration_ms, finished_at

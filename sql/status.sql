@@ -3,7 +3,7 @@
 -- Endpoints of another origin: a restored dump or a copy, held until webhook_adopt().
 CREATE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
-    RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> webhook.origin());
+    RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
 
 -- @api public
 CREATE FUNCTION @extschema@.webhook_status()

@@ -3,6 +3,16 @@
 -- There are no foreign keys: they double the WAL of an emit and break a parallel restore. What they would
 -- guard is kept by the functions of endpoint.sql and policy.sql.
 
+DO $$
+BEGIN
+    IF pg_catalog.getdatabaseencoding() <> 'UTF8' THEN
+        RAISE EXCEPTION 'webhook needs a database in UTF8'
+            USING ERRCODE = 'feature_not_supported',
+                  DETAIL = pg_catalog.format('The encoding of this database is %s, and payloads are sent as UTF-8.', pg_catalog.getdatabaseencoding()),
+                  HINT = 'CREATE DATABASE .. TEMPLATE template0 ENCODING ''UTF8'', and create the extension there.';
+    END IF;
+END $$;
+
 CREATE SCHEMA webhook;
 
 CREATE TABLE webhook.policy (
@@ -66,6 +76,14 @@ CREATE TABLE webhook.endpoint (
     disabled_reason text,
     created_at      timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT disabled_has_a_reason CHECK ((disabled_at IS NULL) = (disabled_reason IS NULL))
+);
+
+-- Endpoints that are no more. A transaction that was open at the time may still commit deliveries for one; they
+-- are cancelled. By this list and not by the absence of the endpoint, which in a restore may just be on its way.
+CREATE TABLE webhook.removed_endpoint (
+    id         int         PRIMARY KEY,
+    name       text        NOT NULL,
+    removed_at timestamptz NOT NULL DEFAULT now()
 );
 
 CREATE TABLE webhook.secret (
@@ -189,6 +207,7 @@ CREATE SEQUENCE webhook.worker_instance AS int CYCLE;
 SELECT pg_catalog.pg_extension_config_dump('webhook.policy', 'WHERE NOT preset');
 SELECT pg_catalog.pg_extension_config_dump('webhook.endpoint', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.endpoint_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('webhook.removed_endpoint', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.secret', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.event', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.delivery_queue', '');

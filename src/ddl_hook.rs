@@ -97,7 +97,8 @@ unsafe extern "C-unwind" fn object_access(
     argument: *mut std::ffi::c_void,
 ) {
     if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::ExtensionRelationId {
-        wake::worker_at_commit();
+        // SAFETY: turns an error of ours into one of the server's.
+        unsafe { pgrx_extern_c_guard(wake::worker_at_commit) };
     }
     // SAFETY: passes on what it was given, from a frame that has nothing to drop.
     unsafe {
@@ -110,10 +111,12 @@ unsafe extern "C-unwind" fn object_access(
 unsafe fn before(node: *mut pg_sys::Node) {
     // SAFETY: the caller's node is valid.
     unsafe {
-        if let Some(database) = database_of(node) {
-            wait_until_worker_leaves(database);
-        } else if is_a(node, pg_sys::NodeTag::T_CreatedbStmt) {
+        let database = database_of(node);
+        if database.is_some() || is_a(node, pg_sys::NodeTag::T_CreatedbStmt) {
             wake::launcher_at_end();
+        }
+        if let Some(database) = database {
+            wait_until_worker_leaves(database);
         }
     }
 }
@@ -181,7 +184,6 @@ fn wait_until_worker_leaves(database: pg_sys::Oid) {
     if watched.is_none() {
         return;
     }
-    wake::launcher_at_end();
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let worker = shmem::read(|registry| {

@@ -39,9 +39,9 @@ pub extern "C-unwind" fn webhook_launcher_main(_argument: pg_sys::Datum) {
     // SAFETY: the callback stays loaded and takes no argument.
     unsafe { pg_sys::on_shmem_exit(Some(detach), pg_sys::Datum::from(0)) };
 
-    let mut no_room_reported = false;
+    let mut reported = Reported::default();
     loop {
-        let next_look = look(&mut no_room_reported);
+        let next_look = look(&mut reported);
         wait(next_look);
     }
 }
@@ -79,8 +79,15 @@ pub fn reload_settings_if_asked() -> bool {
     }
 }
 
+/// What was said once and need not be said at every look.
+#[derive(Default)]
+struct Reported {
+    no_room: bool,
+    too_many: bool,
+}
+
 /// Starts what is missing; says after what time to look again.
-fn look(no_room_reported: &mut bool) -> Duration {
+fn look(reported: &mut Reported) -> Duration {
     let databases = connectable_databases();
     let oids: Vec<pg_sys::Oid> = databases.iter().map(|database| database.oid).collect();
     let ignored = shmem::write(|registry| {
@@ -89,7 +96,7 @@ fn look(no_room_reported: &mut bool) -> Duration {
             .filter(|oid| registry.slot_or_new(**oid).is_none())
             .count()
     });
-    if ignored > 0 {
+    if ignored > 0 && !std::mem::replace(&mut reported.too_many, true) {
         warning!(
             "webhook watches at most {} databases; {ignored} get no worker",
             shmem::MAX_DATABASES
@@ -103,10 +110,10 @@ fn look(no_room_reported: &mut bool) -> Duration {
             Decision::LookAgainIn(delay) => next_look = next_look.min(delay),
             Decision::Start => {
                 if start_worker(database) {
-                    *no_room_reported = false;
+                    reported.no_room = false;
                 } else {
                     next_look = next_look.min(NO_ROOM_RETRY);
-                    report_no_room(database, no_room_reported);
+                    report_no_room(database, &mut reported.no_room);
                 }
             }
         }

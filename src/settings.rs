@@ -19,6 +19,7 @@ static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
+static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 static MAX_RETRY_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 static KEEP_ATTEMPTS: GucSetting<KeepAttempts> =
     GucSetting::<KeepAttempts>::new(KeepAttempts::failed);
@@ -88,6 +89,16 @@ pub fn define() {
         86_400,
         GucContext::Sighup,
         GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"webhook.max_payload",
+        c"Largest payload that webhook_emit() accepts, as JSON text.",
+        c"",
+        &MAX_PAYLOAD_BYTES,
+        1024,
+        256 * 1024 * 1024,
+        GucContext::Suset,
+        GucFlags::UNIT_BYTE,
     );
     GucRegistry::define_int_guc(
         c"webhook.max_retry_after",

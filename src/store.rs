@@ -15,9 +15,9 @@ use std::panic::AssertUnwindSafe;
 use std::thread::LocalKey;
 use webhook_delivery::Key;
 
-pub use queue::{Ending, Settled, Waiting, agenda, claim, settle};
+pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle};
 pub use upkeep::{
-    Extension, Tally, add_tally, begin_instance, find_extension, foreign_endpoints,
+    Extension, Tally, add_tally, begin_instance, cancel_orphans, find_extension, foreign_endpoints,
     longest_request, recover,
 };
 
@@ -136,7 +136,8 @@ pub fn prepare_session() {
         (c"statement_timeout", c"0"),
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         (c"transaction_timeout", c"0"),
-        (c"lock_timeout", c"1s"),
+        // Below deadlock_timeout, so that in a deadlock it is not a person who loses.
+        (c"lock_timeout", c"250ms"),
         (c"jit", c"off"),
     ];
     for (name, value) in SETTINGS {

@@ -125,8 +125,6 @@ struct Worker {
     next_survey: Instant,
     foreign_endpoints: i64,
     longest_request: Duration,
-    /// The extension was dropped and created anew: a worker must begin anew too.
-    replaced: bool,
     errors_in_a_row: u32,
     reported: Option<(State, i32)>,
 }
@@ -156,7 +154,6 @@ impl Worker {
             next_survey: Instant::now(),
             foreign_endpoints: 0,
             longest_request: Duration::ZERO,
-            replaced: false,
             errors_in_a_row: 0,
             reported: None,
         }))

@@ -332,3 +332,24 @@ fn state_and_reason(database: &Database) -> (String, String) {
     let row = database.connect().query_one(sql, &[]).unwrap();
     (row.get(0), row.get(1))
 }
+
+#[test]
+fn drop_extension_stops_a_disabled_worker() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("disabled");
+    database.wait_until("SELECT state = 'disabled' FROM webhook_status()");
+    database.execute("DROP EXTENSION webhook");
+    wait::until_true("the worker to leave", || worker::count(&database) == 0);
+}
+
+#[test]
+fn a_database_in_another_encoding_is_refused() {
+    let cluster = Cluster::shared();
+    let mut client = cluster.connect("postgres");
+    let create = "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'";
+    client.batch_execute(create).unwrap();
+    let refusal = refusal(&mut cluster.connect("latin"), "CREATE EXTENSION webhook");
+    assert_eq!(refusal.code(), &SqlState::FEATURE_NOT_SUPPORTED);
+    assert!(refusal.hint().unwrap().contains("UTF8"));
+    client.batch_execute("DROP DATABASE latin").unwrap();
+}

@@ -453,3 +453,33 @@ fn two_phase_commit_wakes_too() {
     database.execute("COMMIT PREPARED 'order'");
     receiver.wait_for_event(event);
 }
+
+#[test]
+fn a_payload_over_the_limit_is_refused() {
+    let database = Cluster::shared().database("limit");
+    // Small as it is stored, large as it would be sent.
+    let numbers = "SELECT jsonb_agg(1e131071::numeric) FROM generate_series(1, 20)";
+    for payload in ["to_jsonb(repeat('x', 1048575))", &format!("({numbers})")] {
+        let refusal = database.refusal(&format!("SELECT webhook_emit('too.large', {payload})"));
+        assert_eq!(refusal.code().code(), "54000", "{refusal:?}");
+        assert!(refusal.hint().unwrap().contains("webhook.max_payload"));
+    }
+    database.execute("SELECT webhook_emit('just.fits', to_jsonb(repeat('x', 1048574)))");
+    database.execute(&format!(
+        "SET webhook.max_payload = '4MB'; SELECT webhook_emit('fits.now', ({numbers}))"
+    ));
+    assert_eq!(
+        database.query_one_value::<i64>("SELECT count(*) FROM webhook.event"),
+        2
+    );
+}
+
+#[test]
+fn an_invalid_tenant_is_refused() {
+    let database = Cluster::shared().database("tenant");
+    for tenant in ["''", "'a b'", "E'a\\n'", "repeat('a', 201)"] {
+        let refusal = database.refusal(&format!("SELECT webhook_emit('a', tenant => {tenant})"));
+        assert_eq!(refusal.code().code(), "22023", "{refusal:?}");
+        assert!(refusal.hint().is_some());
+    }
+}

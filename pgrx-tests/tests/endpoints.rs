@@ -464,3 +464,36 @@ fn a_changed_url_counts_from_the_next_delivery() {
     let second = database.emit("order.created", json!({}));
     assert_eq!(receiver.wait_for_event(second).path, "/new?from=old");
 }
+
+#[test]
+fn what_is_emitted_while_its_endpoint_is_removed_is_cancelled() {
+    let cluster = Cluster::builder()
+        .setting("webhook.stale_after = '1s'")
+        .start();
+    let database = cluster.database("removed");
+    database.add_endpoint("removed", &Receiver::closed_url());
+    let mut client = database.connect();
+    let mut emitting = client.transaction().unwrap();
+    let event: Uuid = emitting
+        .query_one("SELECT webhook_emit('late')", &[])
+        .unwrap()
+        .get(0);
+    database.execute("SELECT webhook_remove_endpoint('removed')");
+    emitting.commit().unwrap();
+    database.wait_for_status(event, "CANCELLED");
+}
+
+#[test]
+fn a_delivery_of_a_removed_endpoint_cannot_be_sent_again() {
+    let database = Cluster::shared().database("removed");
+    database.execute("UPDATE webhook.policy SET max_attempts = 1 WHERE name = 'fast'");
+    database.add_endpoint("removed", &Receiver::closed_url());
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "FAILED");
+    database.execute("SELECT webhook_remove_endpoint('removed')");
+    let refusal =
+        database.refusal("UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'FAILED'");
+    assert_eq!(refusal.code().code(), "55000", "{refusal:?}");
+    assert!(refusal.hint().is_some());
+    assert_eq!(database.delivery_status(event).as_deref(), Some("FAILED"));
+}

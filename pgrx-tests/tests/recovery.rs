@@ -458,3 +458,24 @@ fn ids(requests: &[Request]) -> Vec<Uuid> {
 fn distinct(requests: &[Request]) -> HashSet<Uuid> {
     requests.iter().map(Request::event_id).collect()
 }
+
+#[test]
+fn a_person_who_locks_the_counters_does_not_stop_deliveries() {
+    let database = Cluster::shared().database("counters");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    transaction
+        .batch_execute("LOCK TABLE webhook.tally IN SHARE MODE")
+        .unwrap();
+
+    let counted = database.emit("order.created", json!({}));
+    database.wait_for_status(counted, "SENT");
+    database
+        .wait_until("SELECT coalesce(last_error, '') LIKE '%lock timeout%' FROM webhook_status()");
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    transaction.rollback().unwrap();
+    database.wait_until("SELECT coalesce(sum(deliveries), 0) = 2 FROM webhook.tally");
+}

@@ -44,7 +44,7 @@ fn restored_copy_is_held_until_adopted(restore: impl Fn(&Cluster, &Database, &Da
         "SELECT id FROM webhook_add_endpoint('marker', '{}', event_types => '{{marker}}')",
         receiver.url("/marker")
     ));
-    assert_eq!(new_id, 4);
+    assert_eq!(new_id, 5);
     let marker = copy.emit("marker", json!({}));
     copy.wait_for_status(marker, "SENT");
     assert_eq!(receiver.request_count(), already_sent + 1);
@@ -168,6 +168,8 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
          INSERT INTO webhook.breaker (endpoint_id, consecutive_failures, last_failure_at)
          SELECT id, 1, now() FROM webhook.endpoint WHERE name = 'broken'",
     );
+    database.add_endpoint("removed", &receiver.url("/removed"));
+    database.execute("SELECT webhook_remove_endpoint('removed')");
     let sent = database.emit("order.created", json!({"text": "Zoë\n\t\"\\"}));
     let failed = database.emit("broken", json!({}));
     let pending = database

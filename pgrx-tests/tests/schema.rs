@@ -103,6 +103,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.manual_update",
             "webhook.protect_policy",
             "webhook.refuse_update_of_leaf",
+            "webhook.remember_removed_endpoint",
             "webhook.wake_after_statement",
         ]
     );

@@ -7,7 +7,7 @@ use pgrx::spi::{self, SpiClient};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use webhook_delivery::{Attempt, Key, Outcome, Route};
+use webhook_delivery::{Attempt, FailureKind, Key, Outcome, Route};
 
 thread_local! {
     static AGENDA: Call = const {
@@ -78,48 +78,69 @@ fn share(max_in_flight: Option<i32>, settings: &Settings) -> usize {
         .unwrap_or_else(|| default_share(settings))
 }
 
+/// How many to claim of an endpoint.
+pub struct Wish {
+    pub endpoint_id: i32,
+    pub share: usize,
+    pub count: usize,
+}
+
+/// What a claim has brought.
+#[derive(Default)]
+pub struct Claimed {
+    pub attempts: Vec<Attempt>,
+    /// Claimed as well, but there is nothing to send.
+    pub endings: Vec<Ending>,
+}
+
 /// Claims for each endpoint at most as many as wished; they are ours when the transaction commits.
 pub fn claim(
     client: &mut SpiClient<'_>,
     settings: &Settings,
     instance: Option<i32>,
-    wishes: &[(i32, usize)],
-) -> Result<Vec<Attempt>, spi::Error> {
-    let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.0).collect();
+    wishes: &[Wish],
+) -> Result<Claimed, spi::Error> {
+    let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.endpoint_id).collect();
     let capacities: Vec<i32> = wishes
         .iter()
-        .map(|wish| i32::try_from(wish.1).unwrap_or(i32::MAX))
+        .map(|wish| i32::try_from(wish.count).unwrap_or(i32::MAX))
         .collect();
     let rows = run(
         client,
         &CLAIM,
         &[instance.into(), endpoints.clone().into(), capacities.into()],
     )?;
+    let mut claimed = Claimed::default();
     if rows.is_empty() {
-        return Ok(Vec::new());
+        return Ok(claimed);
     }
     let routes = routes(client, settings, endpoints)?;
-    let mut attempts = Vec::with_capacity(rows.len());
     for row in rows {
-        let endpoint_id = row.get::<i32>(2)?.unwrap_or_default();
-        let (Some(event_id), Some(route)) = (row.get::<pgrx::Uuid>(1)?, routes.get(&endpoint_id))
-        else {
-            continue;
+        let key = Key {
+            event_id: row
+                .get::<pgrx::Uuid>(1)?
+                .map_or_else(uuid::Uuid::nil, from_pgrx),
+            endpoint_id: row.get::<i32>(2)?.unwrap_or_default(),
+            claim_seq: row.get::<i64>(3)?.unwrap_or_default(),
         };
-        attempts.push(Attempt {
-            key: Key {
-                event_id: from_pgrx(event_id),
-                endpoint_id,
-                claim_seq: row.get::<i64>(3)?.unwrap_or_default(),
-            },
-            earlier_attempts: row.get::<i32>(4)?.unwrap_or_default(),
-            event_type: row.get::<String>(5)?.unwrap_or_default(),
-            payload: row.get::<String>(6)?.unwrap_or_default(),
-            occurred_at: row.get::<String>(7)?.unwrap_or_default(),
-            route: Arc::clone(route),
-        });
+        match (row.get::<String>(6)?, routes.get(&key.endpoint_id)) {
+            (Some(payload), Some(route)) => claimed.attempts.push(Attempt {
+                key,
+                earlier_attempts: row.get::<i32>(4)?.unwrap_or_default(),
+                event_type: row.get::<String>(5)?.unwrap_or_default(),
+                payload,
+                occurred_at: row.get::<String>(7)?.unwrap_or_default(),
+                route: Arc::clone(route),
+            }),
+            (None, _) => claimed
+                .endings
+                .push(Ending::unsendable(key, "the event was deleted")),
+            (_, None) => claimed
+                .endings
+                .push(Ending::unsendable(key, "the endpoint was removed")),
+        }
     }
-    Ok(attempts)
+    Ok(claimed)
 }
 
 fn routes(
@@ -163,11 +184,23 @@ pub struct Ending {
 impl Ending {
     /// The claim is given back as if it had never been made.
     pub fn released(key: Key) -> Self {
+        Self::without_answer(key, "released", None)
+    }
+
+    pub fn unsendable(key: Key, error: &str) -> Self {
+        Self::without_answer(
+            key,
+            FailureKind::InvalidRequest.as_str(),
+            Some(error.to_owned()),
+        )
+    }
+
+    fn without_answer(key: Key, error_kind: &'static str, error: Option<String>) -> Self {
         Ending {
             key,
             status_code: None,
-            error_kind: Some("released"),
-            error: None,
+            error_kind: Some(error_kind),
+            error,
             excerpt: None,
             retry_after_s: None,
             duration_ms: 0,

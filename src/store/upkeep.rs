@@ -71,6 +71,14 @@ pub fn recover(
     })
 }
 
+pub fn cancel_orphans(client: &mut SpiClient<'_>) -> Result<i64, spi::Error> {
+    client
+        .update("SELECT webhook.cancel_orphans()", None, &[])?
+        .first()
+        .get_one::<i64>()
+        .map(Option::unwrap_or_default)
+}
+
 pub fn foreign_endpoints(client: &SpiClient<'_>) -> Result<i64, spi::Error> {
     client
         .select("SELECT webhook.foreign_endpoints()", None, &[])?

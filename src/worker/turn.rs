@@ -1,16 +1,14 @@
 //! One turn of the worker: settle what has ended, read the agenda, claim what is due, hand it to the pool;
 //! all of it one transaction, so that a busy worker commits once where it would twice.
 
-use super::ledger::Ledger;
 use super::{End, Worker, report_error, say};
 use crate::notice;
 use crate::shmem::State;
-use crate::store::{self, Ending, Settled, Tally, Trouble, Waiting};
+use crate::store::{self, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
 use crate::wake;
 use pgrx::prelude::*;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use webhook_delivery::Attempt;
 
 /// Endpoints read at a time; bounds what a turn costs where many have something queued.
 const AGENDA_PAGE: usize = 300;
@@ -30,6 +28,8 @@ pub struct Agenda {
     again: bool,
     /// Rotates who comes first where there is not room for all.
     rotation: usize,
+    /// Endpoints that had more than was claimed, with their shares: asked in every turn, wherever the reading is.
+    busy: HashMap<i32, usize>,
 }
 
 impl Agenda {
@@ -42,6 +42,7 @@ impl Agenda {
     fn begin_anew(&mut self) {
         *self = Agenda {
             rotation: self.rotation.wrapping_add(1),
+            busy: std::mem::take(&mut self.busy),
             ..Agenda::default()
         };
     }
@@ -53,8 +54,8 @@ impl Worker {
         for outcome in self.pool.take_outcomes() {
             self.ledger.end(Ending::from(outcome));
         }
-        match self.keep_house().and_then(|()| self.settle_and_claim()) {
-            Ok(_) if self.replaced => Err(End::Stop),
+        self.keep_house()?;
+        match self.settle_and_claim() {
             Ok(pause) => {
                 self.errors_in_a_row = 0;
                 self.report_state();
@@ -66,6 +67,7 @@ impl Worker {
 
     fn after(&mut self, trouble: Trouble) -> Result<Duration, End> {
         self.errors_in_a_row += 1;
+        self.agenda.rotation = self.agenda.rotation.wrapping_add(1);
         if trouble.is_passing() && self.errors_in_a_row < 10 {
             return Ok(Duration::ZERO);
         }
@@ -81,18 +83,22 @@ impl Worker {
         )
     }
 
-    fn keep_house(&mut self) -> Result<(), Trouble> {
-        if self.hold().is_some() {
-            return Ok(());
+    /// Trouble here must not keep deliveries back: it is reported, and tried again with the next survey.
+    fn keep_house(&mut self) -> Result<(), End> {
+        let now = Instant::now();
+        if now >= self.next_survey {
+            self.next_survey = now + SURVEY_EVERY;
+            match self.survey() {
+                Ok(Some(end)) => return Err(end),
+                Ok(None) => {}
+                Err(trouble) => report_error(self.database, &trouble.message),
+            }
         }
-        if self.instance.is_none() {
-            self.instance = Some(store::transaction(store::begin_instance)?);
-        }
-        if Instant::now() >= self.next_recovery {
-            self.recover()?;
-        }
-        if Instant::now() >= self.next_survey {
-            self.survey()?;
+        if now >= self.next_recovery && self.hold().is_none() {
+            self.next_recovery = now + SURVEY_EVERY;
+            if let Err(trouble) = self.recover() {
+                report_error(self.database, &trouble.message);
+            }
         }
         Ok(())
     }
@@ -101,8 +107,13 @@ impl Worker {
     fn recover(&mut self) -> Result<(), Trouble> {
         self.ledger.reconsider();
         let claimed = self.ledger.keys();
-        let recovered =
-            store::transaction(|client| store::recover(client, self.instance, &claimed))?;
+        let instance = self.instance()?;
+        let (recovered, _) = store::transaction(|client| {
+            Ok((
+                store::recover(client, instance, &claimed)?,
+                store::cancel_orphans(client)?,
+            ))
+        })?;
         if recovered.released + recovered.failed > 0 {
             log!(
                 "webhook worker recovered {} claims of a lost worker, {} of them without an attempt left",
@@ -119,17 +130,28 @@ impl Worker {
         Ok(())
     }
 
-    /// What changes seldom and tells nobody.
-    fn survey(&mut self) -> Result<(), Trouble> {
-        self.flush_tally()?;
-        let (extension, foreign, longest) = store::transaction(|client| {
+    /// This run's number, taken when it is first needed: a server that is read-only has none to give.
+    fn instance(&mut self) -> Result<Option<i32>, Trouble> {
+        if self.instance.is_none() {
+            self.instance = Some(store::transaction(store::begin_instance)?);
+        }
+        Ok(self.instance)
+    }
+
+    /// What changes seldom and tells nobody. Says whether this worker has to end.
+    fn survey(&mut self) -> Result<Option<End>, Trouble> {
+        let extension = store::transaction(|client| store::find_extension(client))?;
+        match extension {
+            None => return Ok(Some(End::ExtensionGone)),
+            Some(found) if found.oid != self.extension.oid => return Ok(Some(End::Stop)),
+            Some(_) => {}
+        }
+        let (foreign, longest) = store::transaction(|client| {
             Ok((
-                store::find_extension(client)?,
                 store::foreign_endpoints(client)?,
                 store::longest_request(client)?,
             ))
         })?;
-        self.replaced = extension.is_some_and(|extension| extension.oid != self.extension.oid);
         if foreign > 0 && foreign != self.foreign_endpoints {
             notice::warn(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -149,8 +171,10 @@ impl Worker {
             );
         }
         self.longest_request = longest;
-        self.next_survey = Instant::now() + SURVEY_EVERY;
-        Ok(())
+        if !is_read_only() {
+            self.flush_tally()?;
+        }
+        Ok(None)
     }
 
     pub(super) fn flush_tally(&mut self) -> Result<(), Trouble> {
@@ -223,6 +247,8 @@ impl Worker {
         if self.errors_in_a_row > 0 {
             self.settle_one_by_one()?;
         }
+        let instance = if holding { None } else { self.instance()? };
+        let cautious = self.errors_in_a_row > 0;
         let endings = self.ledger.take_endings();
         let worked = store::transaction(|client| {
             let settled = if endings.is_empty() {
@@ -231,7 +257,7 @@ impl Worker {
                 store::settle(client, &endings)?
             };
             if holding {
-                return Ok((settled, Vec::new(), Vec::new(), Vec::new()));
+                return Ok((settled, Vec::new(), Vec::new(), Claimed::default()));
             }
             let page = store::agenda(
                 client,
@@ -239,23 +265,23 @@ impl Worker {
                 self.agenda.after_endpoint,
                 AGENDA_PAGE,
             )?;
-            let wishes = wishes(
-                &page,
-                &self.ledger,
-                self.settings.max_in_flight,
-                self.agenda.rotation,
-            );
-            let attempts = if wishes.is_empty() {
-                Vec::new()
+            let mut wishes = self.wishes(&page);
+            if cautious {
+                // One at a time, each turn another one: what cannot be claimed must not stop the rest.
+                wishes.truncate(1);
+                wishes.iter_mut().for_each(|wish| wish.count = 1);
+            }
+            let claimed = if wishes.is_empty() {
+                Claimed::default()
             } else {
-                store::claim(client, &self.settings, self.instance, &wishes)?
+                store::claim(client, &self.settings, instance, &wishes)?
             };
-            Ok((settled, page, wishes, attempts))
+            Ok((settled, page, wishes, claimed))
         });
         match worked {
-            Ok((settled, page, wishes, attempts)) => {
+            Ok((settled, page, wishes, claimed)) => {
                 self.settled(endings, settled);
-                Ok(self.dispatch(&page, &wishes, attempts))
+                Ok(self.dispatch(&page, &wishes, claimed))
             }
             Err(trouble) => {
                 self.ledger.put_back(endings);
@@ -265,25 +291,31 @@ impl Worker {
     }
 
     /// The claims are committed: hand them to the pool, and see when to come back.
-    fn dispatch(
-        &mut self,
-        page: &[Waiting],
-        wishes: &[(i32, usize)],
-        attempts: Vec<Attempt>,
-    ) -> Duration {
+    fn dispatch(&mut self, page: &[Waiting], wishes: &[Wish], claimed: Claimed) -> Duration {
         let now = Instant::now();
-        let claimed_of: HashSet<i32> = attempts
-            .iter()
-            .map(|attempt| attempt.key.endpoint_id)
-            .collect();
-        let all_locked = wishes
-            .iter()
-            .any(|(endpoint, _)| !claimed_of.contains(endpoint));
-        for attempt in &attempts {
-            self.ledger.claim(attempt.key);
+        let keys = claimed.attempts.iter().map(|attempt| attempt.key);
+        let keys = keys.chain(claimed.endings.iter().map(|ending| ending.key));
+        let mut got: HashMap<i32, usize> = HashMap::new();
+        for key in keys {
+            self.ledger.claim(key);
+            *got.entry(key.endpoint_id).or_default() += 1;
         }
-        self.agenda.again |= !attempts.is_empty();
-        self.pool.submit(attempts);
+        self.agenda.again |= !got.is_empty();
+        for ending in claimed.endings {
+            self.ledger.end(ending);
+        }
+        self.pool.submit(claimed.attempts);
+
+        let mut somebody_is_locked = false;
+        for wish in wishes {
+            let got = got.get(&wish.endpoint_id).copied().unwrap_or(0);
+            if got == wish.count {
+                self.agenda.busy.insert(wish.endpoint_id, wish.share);
+            } else {
+                let was_busy = self.agenda.busy.remove(&wish.endpoint_id).is_some();
+                somebody_is_locked |= got == 0 && !was_busy;
+            }
+        }
 
         // What is due and has no room comes when an outcome makes room; that wakes us anyway.
         let mut later: Vec<Instant> = page
@@ -292,7 +324,7 @@ impl Worker {
             .filter(|due_in| !due_in.is_zero())
             .map(|due_in| now + due_in)
             .collect();
-        if all_locked || self.ledger.has_endings() {
+        if somebody_is_locked || self.ledger.has_endings() {
             later.push(now + LOCKED_RETRY);
         }
         self.agenda.next_due = self.agenda.next_due.into_iter().chain(later).min();
@@ -320,6 +352,45 @@ impl Worker {
         pause
     }
 
+    /// How many to claim of each endpoint that is due or busy: an equal part of what is free, and no more than it
+    /// has room for.
+    fn wishes(&self, page: &[Waiting]) -> Vec<Wish> {
+        let due = page
+            .iter()
+            .filter(|waiting| waiting.due_in == Some(Duration::ZERO));
+        let mut asked: HashMap<i32, usize> = self.agenda.busy.clone();
+        asked.extend(due.map(|waiting| (waiting.endpoint_id, waiting.share)));
+        let mut asked: Vec<(i32, usize)> = asked.into_iter().collect();
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        asked.sort_unstable();
+        let first = self.agenda.rotation % asked.len();
+        asked.rotate_left(first);
+
+        let mut free = self
+            .settings
+            .max_in_flight
+            .saturating_sub(self.ledger.out());
+        let mut wishes = Vec::with_capacity(asked.len());
+        for (place, &(endpoint_id, share)) in asked.iter().enumerate() {
+            let fair = free.div_ceil(asked.len() - place);
+            // Twice what it finished in the last turn keeps its threads busy through the next; one that finishes
+            // nothing gets no more than it can have in flight.
+            let window = share + 2 * self.ledger.ended_lately(endpoint_id);
+            let count = fair.min(window.saturating_sub(self.ledger.out_to(endpoint_id)));
+            if count > 0 {
+                wishes.push(Wish {
+                    endpoint_id,
+                    share,
+                    count,
+                });
+                free -= count;
+            }
+        }
+        wishes
+    }
+
     fn report_state(&mut self) {
         let (state, reason) = self.hold().unwrap_or((State::Running, ""));
         let in_flight = i32::try_from(self.ledger.out()).unwrap_or(i32::MAX);
@@ -340,38 +411,4 @@ impl Worker {
 fn is_read_only() -> bool {
     // SAFETY: a plain read, on the main thread.
     unsafe { pg_sys::DefaultXactReadOnly }
-}
-
-/// How many to claim of each due endpoint: an equal part of what is free, and no more than it has room for.
-fn wishes(
-    page: &[Waiting],
-    ledger: &Ledger,
-    max_in_flight: usize,
-    rotation: usize,
-) -> Vec<(i32, usize)> {
-    let mut due: Vec<&Waiting> = page
-        .iter()
-        .filter(|waiting| waiting.due_in == Some(Duration::ZERO))
-        .collect();
-    if due.is_empty() {
-        return Vec::new();
-    }
-    let first = rotation % due.len();
-    due.rotate_left(first);
-
-    let mut free = max_in_flight.saturating_sub(ledger.out());
-    let mut wishes = Vec::with_capacity(due.len());
-    for (place, waiting) in due.iter().enumerate() {
-        let fair = free.div_ceil(due.len() - place);
-        // Twice what it finished in the last turn keeps its threads busy through the next; one that finishes
-        // nothing gets no more than it can have in flight.
-        let window = waiting.share + 2 * ledger.ended_lately(waiting.endpoint_id);
-        let room = window.saturating_sub(ledger.out_to(waiting.endpoint_id));
-        let wish = fair.min(room);
-        if wish > 0 {
-            wishes.push((waiting.endpoint_id, wish));
-            free -= wish;
-        }
-    }
-    wishes
 }

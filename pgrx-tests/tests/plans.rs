@@ -1,0 +1,84 @@
+//! The plans of the worker's calls are made while the queue is empty, and have to serve a full one.
+
+use postgres::Client;
+use webhook_e2e::{Cluster, Database};
+
+const QUEUED: i64 = 20_000;
+const BATCH: i64 = 100;
+
+/// What one of the worker's calls may read of an index, whatever is queued: some entries for each row that it handles.
+const READS: i64 = 10 * BATCH;
+
+#[test]
+fn a_plan_made_for_an_empty_queue_serves_one_endpoint_with_a_backlog() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("backlog");
+    let mut client = planned_while_empty(&database, 1);
+    client
+        .execute(
+            "SELECT webhook_emit('type.1') FROM generate_series(1, $1)",
+            &[&(QUEUED as i32)],
+        )
+        .unwrap();
+    every_call_reads_little(&mut client);
+}
+
+#[test]
+fn a_plan_made_for_an_empty_queue_serves_many_endpoints() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("many");
+    let mut client = planned_while_empty(&database, 2_000);
+    let emit = "SELECT webhook_emit('type.' || 1 + n % 2000) FROM generate_series(1, $1) n";
+    client.execute(emit, &[&(QUEUED as i32)]).unwrap();
+    every_call_reads_little(&mut client);
+}
+
+/// A session that has made its plans for a queue that it knows to be empty.
+fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
+    let mut client = database.connect();
+    let add = "INSERT INTO webhook.endpoint (name, url, event_types)
+        SELECT n::text, 'http://127.0.0.1:1/', ARRAY['type.' || n] FROM generate_series(1, $1) n";
+    client.execute(add, &[&endpoints]).unwrap();
+    client
+        .batch_execute("VACUUM ANALYZE webhook.delivery_queue, webhook.event, webhook.endpoint")
+        .unwrap();
+    for _ in 0..10 {
+        client.batch_execute(AGENDA).unwrap();
+        client.batch_execute(CLAIM).unwrap();
+        client.batch_execute(SETTLE).unwrap();
+    }
+    client
+}
+
+const AGENDA: &str = "SELECT * FROM webhook.agenda(0, 100)";
+const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}')";
+const SETTLE: &str = "SELECT webhook.settle(
+        array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
+        array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e9::float8))
+    FROM webhook.delivery_queue WHERE status = 'SENDING' HAVING count(*) > 0";
+
+fn every_call_reads_little(client: &mut Client) {
+    for call in [AGENDA, CLAIM] {
+        let before = index_reads(client);
+        client.batch_execute(call).unwrap();
+        let reads = index_reads(client) - before;
+        assert!(reads < READS, "{call} has read {reads} index entries");
+    }
+    // The test itself reads the queue by a sequential scan here.
+    let before = index_reads(client);
+    client.batch_execute(SETTLE).unwrap();
+    let reads = index_reads(client) - before;
+    assert!(reads < READS, "settle has read {reads} index entries");
+}
+
+fn index_reads(client: &mut Client) -> i64 {
+    client
+        .batch_execute("SELECT pg_stat_force_next_flush()")
+        .unwrap();
+    client
+        .batch_execute("SELECT pg_stat_clear_snapshot()")
+        .unwrap();
+    let reads =
+        "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE schemaname = 'webhook'";
+    client.query_one(reads, &[]).unwrap().get(0)
+}
