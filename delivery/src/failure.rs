@@ -46,6 +46,9 @@ pub struct Failure {
     pub message: String,
 }
 
+/// It counts as an attempt: what is always unexpected must come to an end.
+const UNEXPECTED: &str = "unexpected error of the HTTP client";
+
 impl Failure {
     pub(crate) fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
         Failure {
@@ -79,7 +82,7 @@ impl Failure {
             // What the resolver refused travels through ureq as it is.
             Error::Other(inner) => match inner.downcast::<Failure>() {
                 Ok(failure) => return *failure,
-                Err(_) => (Local, "unexpected error of the HTTP client".into()),
+                Err(_) => (InvalidResponse, UNEXPECTED.into()),
             },
             Error::Timeout(_) if progress.sent => {
                 (Timeout, format!("no response within {:?}", route.timeout))
@@ -104,7 +107,7 @@ impl Failure {
             Error::Protocol(_) | Error::Http(_) | Error::BadUri(_) => {
                 (InvalidRequest, "the request is not valid HTTP".into())
             }
-            _ => (Local, "unexpected error of the HTTP client".into()),
+            _ => (InvalidResponse, UNEXPECTED.into()),
         };
         Failure { kind, message }
     }

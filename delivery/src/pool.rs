@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 use crate::address_guard::PermitAll;
 use crate::attempt::{Attempt, Key, Outcome};
 use crate::client::{self, Client};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::resolver::{self, Resolver};
 use crate::scheduler::Scheduler;
 use crate::threads;
@@ -96,7 +96,7 @@ impl Pool {
         withdrawn.iter().map(|attempt| attempt.key).collect()
     }
 
-    /// Interrupts what is in flight; it comes back as [`FailureKind::Local`], and so does all that is
+    /// Interrupts what is in flight; it comes back as [`crate::FailureKind::Local`], and so does all that is
     /// submitted later. A TCP handshake under way comes back only with its `connect_timeout`.
     pub fn abort(&self) {
         self.shared.client.abort();
@@ -136,7 +136,7 @@ impl Shared {
     fn perform(&self, attempt: &Attempt) -> Outcome {
         let started = Instant::now();
         let result = threads::catch(|| self.client.deliver(attempt))
-            .unwrap_or_else(|panic| Err(Failure::new(FailureKind::Local, panic)));
+            .unwrap_or_else(|panic| Err(Failure::invalid_request(panic)));
         Outcome {
             key: attempt.key,
             result,

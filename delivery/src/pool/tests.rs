@@ -9,6 +9,7 @@ use std::time::Duration;
 use ureq::tls::RootCerts;
 
 use super::*;
+use crate::FailureKind;
 use crate::address_guard::AddressGuard;
 use crate::attempt::Route;
 use crate::loopback::{
@@ -177,7 +178,7 @@ fn a_panic_is_an_outcome_and_the_thread_goes_on() {
     let outcomes = collect(&pool, 2);
     assert_eq!(
         outcomes[0].result,
-        Err(Failure::new(FailureKind::Local, "panic: boom"))
+        Err(Failure::invalid_request("panic: boom"))
     );
     assert_eq!(outcomes[1].result.as_ref().unwrap().status, 200);
 }
