@@ -126,6 +126,7 @@ struct Worker {
     foreign_endpoints: i64,
     longest_request: Duration,
     errors_in_a_row: u32,
+    reruns: u32,
     reported: Option<(State, i32)>,
 }
 
@@ -155,6 +156,7 @@ impl Worker {
             foreign_endpoints: 0,
             longest_request: Duration::ZERO,
             errors_in_a_row: 0,
+            reruns: 0,
             reported: None,
         }))
     }

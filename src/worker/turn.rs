@@ -16,6 +16,8 @@ const AGENDA_PAGE: usize = 300;
 const LOCKED_RETRY: Duration = Duration::from_millis(250);
 const RECOVERY_EVERY: Duration = Duration::from_secs(60);
 const SURVEY_EVERY: Duration = Duration::from_secs(5);
+/// Of a batch that met a person who moved the same rows, before it counts as an error.
+const MOST_RERUNS: u32 = 10;
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
 /// Where the reading of the agenda stands: page after page until the last endpoint, then sleep.
@@ -58,6 +60,7 @@ impl Worker {
         match self.settle_and_claim() {
             Ok(pause) => {
                 self.errors_in_a_row = 0;
+                self.reruns = 0;
                 self.report_state();
                 Ok(pause)
             }
@@ -66,11 +69,12 @@ impl Worker {
     }
 
     fn after(&mut self, trouble: Trouble) -> Result<Duration, End> {
-        self.errors_in_a_row += 1;
-        self.agenda.rotation = self.agenda.rotation.wrapping_add(1);
-        if trouble.is_passing() && self.errors_in_a_row < 10 {
+        if trouble.is_passing() && self.reruns < MOST_RERUNS {
+            self.reruns += 1;
             return Ok(Duration::ZERO);
         }
+        self.errors_in_a_row += 1;
+        self.agenda.rotation = self.agenda.rotation.wrapping_add(1);
         if let Ok(None) = store::transaction(|client| store::find_extension(client)) {
             return Err(End::ExtensionGone);
         }
@@ -91,16 +95,22 @@ impl Worker {
             match self.survey() {
                 Ok(Some(end)) => return Err(end),
                 Ok(None) => {}
-                Err(trouble) => report_error(self.database, &trouble.message),
+                Err(trouble) => self.complain(&trouble),
             }
         }
         if now >= self.next_recovery && self.hold().is_none() {
             self.next_recovery = now + SURVEY_EVERY;
             if let Err(trouble) = self.recover() {
-                report_error(self.database, &trouble.message);
+                self.complain(&trouble);
             }
         }
         Ok(())
+    }
+
+    fn complain(&self, trouble: &Trouble) {
+        if !trouble.is_passing() {
+            report_error(self.database, &trouble.message);
+        }
     }
 
     /// Claims that have lost their owner, and outcomes that could not be settled.
@@ -241,7 +251,8 @@ impl Worker {
     fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
         let holding = self.hold().is_some();
         if holding && (is_read_only() || !self.ledger.has_endings()) {
-            return Ok(self.settings.poll_interval);
+            let survey = self.next_survey.saturating_duration_since(Instant::now());
+            return Ok(self.settings.poll_interval.min(survey));
         }
         // After an error the two go apart, so that trouble with one never keeps the other back.
         if self.errors_in_a_row > 0 {
