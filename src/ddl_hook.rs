@@ -196,17 +196,7 @@ fn wait_until_worker_leaves(database: pg_sys::Oid) {
             Some((_, process)) => wake::set_latch_of(process),
         }
         // The worker does not signal us when it has left; it takes some milliseconds.
-        // SAFETY: the latch is this process's own.
-        unsafe {
-            pg_sys::WaitLatch(
-                pg_sys::MyLatch,
-                (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as i32,
-                10,
-                pg_sys::PG_WAIT_EXTENSION,
-            );
-            pg_sys::ResetLatch(pg_sys::MyLatch);
-        }
-        check_for_interrupts!();
+        wake::wait_for_latch(Duration::from_millis(10));
     }
 }
 

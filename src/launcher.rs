@@ -6,6 +6,7 @@
 
 use crate::notice;
 use crate::pg_compat;
+use crate::settings;
 use crate::shmem::{self, Slot, State};
 use crate::wake;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder};
@@ -42,41 +43,14 @@ pub extern "C-unwind" fn webhook_launcher_main(_argument: pg_sys::Datum) {
     let mut reported = Reported::default();
     loop {
         let next_look = look(&mut reported);
-        wait(next_look);
+        wake::wait_for_latch(next_look);
+        settings::reload_if_asked();
     }
 }
 
 #[pg_guard]
 unsafe extern "C-unwind" fn detach(_code: i32, _argument: pg_sys::Datum) {
     shmem::write(|registry| registry.launcher_proc = shmem::NO_PROC);
-}
-
-fn wait(timeout: Duration) {
-    // SAFETY: the latch is this process's own.
-    unsafe {
-        pg_sys::WaitLatch(
-            pg_sys::MyLatch,
-            (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as i32,
-            timeout.as_millis() as std::ffi::c_long,
-            pg_sys::PG_WAIT_EXTENSION,
-        );
-        pg_sys::ResetLatch(pg_sys::MyLatch);
-    }
-    check_for_interrupts!();
-    reload_settings_if_asked();
-}
-
-/// Says whether there was something to reload.
-pub fn reload_settings_if_asked() -> bool {
-    // SAFETY: main thread, outside of any transaction.
-    unsafe {
-        let asked = pg_sys::ConfigReloadPending != 0;
-        if asked {
-            pg_sys::ConfigReloadPending = 0;
-            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
-        }
-        asked
-    }
 }
 
 /// What was said once and need not be said at every look.

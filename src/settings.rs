@@ -133,6 +133,19 @@ pub fn reserve_prefix() {
     unsafe { pg_sys::MarkGUCPrefixReserved(c"webhook".as_ptr()) }
 }
 
+/// On SIGHUP, between transactions. Says whether there was something to reload.
+pub fn reload_if_asked() -> bool {
+    // SAFETY: main thread, outside of any transaction.
+    unsafe {
+        let asked = pg_sys::ConfigReloadPending != 0;
+        if asked {
+            pg_sys::ConfigReloadPending = 0;
+            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        }
+        asked
+    }
+}
+
 /// What the worker goes by, copied: settings may only be read on the main thread.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Settings {

@@ -4,6 +4,7 @@ use crate::ddl_hook;
 use crate::shmem::{self, State};
 use pgrx::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
 static WORKER_AT_COMMIT: AtomicBool = AtomicBool::new(false);
@@ -76,7 +77,7 @@ pub fn worker_now() {
 }
 
 /// Asks the launcher to look whether this database needs a worker now.
-pub fn launcher_for(database: pg_sys::Oid) {
+fn launcher_for(database: pg_sys::Oid) {
     let news = shmem::write(|registry| {
         let slot = registry.slot_or_new(database)?;
         let asleep = slot.state == State::NoExtension;
@@ -92,6 +93,21 @@ pub fn launcher_for(database: pg_sys::Oid) {
 
 pub fn launcher() {
     set_latch_of(shmem::read(|registry| registry.launcher_proc));
+}
+
+/// Sleeps until somebody sets this process's latch, or for that long.
+pub fn wait_for_latch(timeout: Duration) {
+    // SAFETY: the latch is this process's own.
+    unsafe {
+        pg_sys::WaitLatch(
+            pg_sys::MyLatch,
+            (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as i32,
+            timeout.as_millis() as std::ffi::c_long,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+    check_for_interrupts!();
 }
 
 /// Proc numbers are reused: at worst somebody else wakes once for nothing.

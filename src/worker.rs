@@ -8,7 +8,7 @@ mod turn;
 
 use crate::launcher;
 use crate::pg_compat;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
 use crate::store::{self, Ending, Extension, Tally, Trouble};
 use ledger::Ledger;
@@ -208,7 +208,7 @@ impl Worker {
         if pg_compat::take_termination() {
             return Some(End::Stop);
         }
-        if launcher::reload_settings_if_asked() {
+        if settings::reload_if_asked() {
             let settings = Settings::current();
             if (settings.workers, &settings.role) != (self.settings.workers, &self.settings.role) {
                 return Some(End::Stop);

@@ -33,11 +33,6 @@ thread_local! {
     };
 }
 
-/// Requests that an endpoint gets at the same time where its row does not say.
-fn default_share(settings: &Settings) -> usize {
-    settings.workers.div_ceil(4)
-}
-
 /// An endpoint with something queued.
 pub struct Waiting {
     pub endpoint_id: i32,
@@ -72,10 +67,11 @@ pub fn agenda(
     .collect()
 }
 
+/// How many requests an endpoint gets at the same time: a quarter of the threads where its row does not say.
 fn share(max_in_flight: Option<i32>, settings: &Settings) -> usize {
     max_in_flight
         .and_then(|n| usize::try_from(n).ok())
-        .unwrap_or_else(|| default_share(settings))
+        .unwrap_or(settings.workers.div_ceil(4))
 }
 
 /// How many to claim of an endpoint.

@@ -150,18 +150,23 @@ impl Worker {
 
     /// What changes seldom and tells nobody. Says whether this worker has to end.
     fn survey(&mut self) -> Result<Option<End>, Trouble> {
-        let extension = store::transaction(|client| store::find_extension(client))?;
-        match extension {
-            None => return Ok(Some(End::ExtensionGone)),
-            Some(found) if found.oid != self.extension.oid => return Ok(Some(End::Stop)),
-            Some(_) => {}
-        }
-        let (foreign, longest) = store::transaction(|client| {
-            Ok((
-                store::foreign_endpoints(client)?,
+        let found = store::transaction(|client| {
+            let Some(extension) = store::find_extension(client)? else {
+                return Ok(None);
+            };
+            let foreign = store::foreign_endpoints(client)?;
+            Ok(Some((
+                extension.oid,
+                foreign,
                 store::longest_request(client)?,
-            ))
+            )))
         })?;
+        let Some((extension, foreign, longest)) = found else {
+            return Ok(Some(End::ExtensionGone));
+        };
+        if extension != self.extension.oid {
+            return Ok(Some(End::Stop));
+        }
         if foreign > 0 && foreign != self.foreign_endpoints {
             notice::warn(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
