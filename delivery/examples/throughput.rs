@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Key, Pool, Route};
+use webhook_delivery::{Attempt, Key, Network, Pool, Roots, Route, Setup};
 
 fn main() -> io::Result<()> {
     let argument = |n, default| {
@@ -33,7 +33,12 @@ fn main() -> io::Result<()> {
         }
     });
 
-    let pool = Pool::start(threads)?;
+    let network = Network {
+        allow: "127.0.0.1".parse().map_err(io::Error::other)?,
+        ..Network::default()
+    };
+    let roots = Roots::default();
+    let pool = Pool::start(threads, Setup { network, roots })?;
     let started = Instant::now();
     pool.submit((0..requests).map(|n| attempt(n, &route)).collect());
     let (mut sent, mut failed) = (0, 0);

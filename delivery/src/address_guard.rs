@@ -1,17 +1,143 @@
-//! Which addresses may be dialled. The resolver asks on every resolution, with the very addresses that
-//! would be dialled: after the lookup, so that no spelling of a host and no changing DNS answer gets past.
+//! Which addresses may be dialled. It is asked for every request, with the very addresses that would be
+//! dialled: after the lookup, so that no spelling of a host and no changing DNS answer gets past.
+//!
+//! `deny_networks` beats `allow_networks`, which beats what is forbidden as installed: the special-purpose
+//! ranges and this host's own addresses. One forbidden address of a name forbids them all. An address that
+//! only stands for an IPv4 address (mapped, NAT64) is judged as that one; to deny it, either form will do.
 
+mod literal;
+mod own;
+mod ranges;
+mod settings;
+
+use std::fmt;
 use std::net::IpAddr;
 
+use ureq::http::Uri;
+
+use crate::failure::{Failure, FailureKind};
+use crate::request::parse_url;
+
+pub(crate) use literal::literal;
+pub use settings::{Networks, Ports};
+
 pub(crate) trait AddressGuard: Send + Sync + 'static {
-    /// All addresses that a host stands for; `Err` says to people why none of them is dialled.
-    fn check(&self, addresses: &[IpAddr]) -> Result<(), String>;
+    /// Whether all of `addresses`, which the host of `uri` stands for, may be dialled for it.
+    fn judge(&self, uri: &Uri, addresses: &[IpAddr]) -> Result<(), Failure>;
 }
 
-pub(crate) struct PermitAll;
+/// What an administrator has set. The default is what is safe to install.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    pub allow: Networks,
+    pub deny: Networks,
+    pub ports: Ports,
+    pub require_https: RequireHttps,
+}
 
-impl AddressGuard for PermitAll {
-    fn check(&self, _: &[IpAddr]) -> Result<(), String> {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RequireHttps {
+    On,
+    /// Plain http only inside `allow`.
+    #[default]
+    Public,
+    Off,
+}
+
+impl Network {
+    /// What can be said about a URL without looking its name up: for when an endpoint is registered. A name
+    /// is judged by scheme and port; its addresses are judged whenever it is dialled.
+    pub fn judge_url(&self, url: &str) -> Result<(), String> {
+        let judge = || {
+            let uri = parse_url(url)?;
+            match literal(uri.host().unwrap_or_default()) {
+                Some(address) => self.judge(&uri, &[address]),
+                None => self.judge_without_address(&uri),
+            }
+        };
+        judge().map_err(|failure: Failure| failure.message)
+    }
+
+    fn judge_without_address(&self, uri: &Uri) -> Result<(), Failure> {
+        let port = port(uri);
+        if !self.ports.contain(port) {
+            return Err(blocked(format!(
+                "port {port} is not in webhook.allow_ports"
+            )));
+        }
+        if self.require_https == RequireHttps::On && !is_https(uri) {
+            return Err(blocked("plain http is forbidden by webhook.require_https"));
+        }
+        Ok(())
+    }
+
+    fn judge_address(&self, address: IpAddr) -> Result<(), Failure> {
+        let meant = ranges::unwrapped(address);
+        let named = Named { address, meant };
+        if self.deny.contain(address) || self.deny.contain(meant) {
+            return Err(blocked(format!("{named} is in webhook.deny_networks")));
+        }
+        if self.allow.contain(meant) {
+            return Ok(());
+        }
+        let what = match ranges::special_purpose(meant) {
+            Some(what) => what,
+            None if own::is_own(meant)? => "an address of this host",
+            None => return Ok(()),
+        };
+        Err(blocked(format!(
+            "{named} is {what}, and not in webhook.allow_networks"
+        )))
+    }
+}
+
+impl AddressGuard for Network {
+    fn judge(&self, uri: &Uri, addresses: &[IpAddr]) -> Result<(), Failure> {
+        self.judge_without_address(uri)?;
+        for address in addresses {
+            self.judge_address(*address)?;
+        }
+        if self.require_https == RequireHttps::Public && !is_https(uri) {
+            let outside = |address: &&IpAddr| !self.allow.contain(ranges::unwrapped(**address));
+            if let Some(address) = addresses.iter().find(outside) {
+                return Err(blocked(format!(
+                    "plain http to {address} is forbidden by webhook.require_https, as it is not in webhook.allow_networks"
+                )));
+            }
+        }
         Ok(())
     }
 }
+
+/// An address, and the one that it stands for.
+struct Named {
+    address: IpAddr,
+    meant: IpAddr,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        if self.address != self.meant {
+            write!(f, ", which stands for {},", self.meant)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where `uri` is dialled.
+pub(crate) fn port(uri: &Uri) -> u16 {
+    let default = if is_https(uri) { 443 } else { 80 };
+    uri.port_u16().unwrap_or(default)
+}
+
+fn is_https(uri: &Uri) -> bool {
+    uri.scheme_str() == Some("https")
+}
+
+fn blocked(message: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::Blocked, message)
+}
+
+#[cfg(test)]
+mod tests;

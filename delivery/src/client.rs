@@ -1,28 +1,25 @@
 //! Performs one attempt over the connections that all threads share.
 
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::mem;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant, SystemTime};
 
 use ureq::config::AutoHeaderValue;
-use ureq::http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, RETRY_AFTER,
-    TRANSFER_ENCODING, USER_AGENT,
-};
-use ureq::http::{self, Method, Request, Uri};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::http::header::RETRY_AFTER;
+use ureq::http::{self, Request};
+use ureq::tls::TlsConfig;
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body, Error};
 
+use crate::address_guard::AddressGuard;
 use crate::attempt::{Attempt, Response};
 use crate::deadline::{self, Deadline};
 use crate::failure::{Failure, FailureKind};
+use crate::gate::Gate;
 use crate::resolver::Resolver;
-use crate::{body, signing};
-
-const OUR_USER_AGENT: &str = concat!("webhook/", env!("CARGO_PKG_VERSION"));
-/// Those that ureq sets, or that would change what it does.
-const RESERVED: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, EXPECT];
+use crate::roots::Roots;
+use crate::{request, threads};
 
 const MAX_RESPONSE_HEADERS: usize = 16 * 1024;
 /// Larger than the headers, or ureq takes a full buffer for a closed connection.
@@ -36,46 +33,70 @@ const EXCERPT: usize = 2048;
 const DRAIN: u64 = 64 * 1024;
 
 pub(crate) struct Client {
-    agent: Agent,
-    resolver: Resolver,
-    aborted: AtomicBool,
+    pub resolver: Resolver,
+    connections: usize,
+    agents: Mutex<Agents>,
+}
+
+/// An agent knows one set of rules, and its connections were made by them: where the rules change there is a
+/// new agent, and what is idle with the old one is closed.
+struct Agents {
+    current: Arc<Agent>,
+    /// Those that may have requests in flight.
+    retired: Vec<Weak<Agent>>,
+    aborted: bool,
 }
 
 impl Client {
-    pub fn new(connections: usize, roots: RootCerts, resolver: Resolver) -> Client {
-        let config = Agent::config_builder()
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .accept_encoding(AutoHeaderValue::None)
-            .max_response_header_size(MAX_RESPONSE_HEADERS)
-            .input_buffer_size(INPUT_BUFFER)
-            .output_buffer_size(OUTPUT_BUFFER)
-            .max_idle_connections(connections)
-            .max_idle_connections_per_host(connections)
-            .max_idle_age(MAX_IDLE)
-            .tls_config(TlsConfig::builder().root_certs(roots).build())
-            .build();
+    pub fn new(
+        connections: usize,
+        resolver: Resolver,
+        guard: impl AddressGuard,
+        roots: &Roots,
+    ) -> Client {
+        let current = Arc::new(agent(connections, resolver.clone(), guard, roots));
         Client {
-            agent: Agent::with_parts(
-                config,
-                Deadline(DefaultConnector::new()),
-                Deadline(resolver.clone()),
-            ),
             resolver,
-            aborted: AtomicBool::new(false),
+            connections,
+            agents: Mutex::new(Agents {
+                current,
+                retired: Vec::new(),
+                aborted: false,
+            }),
         }
     }
 
-    pub fn deliver(&self, attempt: &Attempt) -> Result<Response, Failure> {
-        let route = &*attempt.route;
-        let body = body::standard(attempt)?;
-        let request = signed_request(attempt, &body, SystemTime::now())?;
+    /// What begins from now on goes by these rules, on connections that were made by them.
+    pub fn change_rules(&self, guard: impl AddressGuard, roots: &Roots) {
+        let new = Arc::new(agent(self.connections, self.resolver.clone(), guard, roots));
+        let mut agents = threads::lock(&self.agents);
+        if agents.aborted {
+            return;
+        }
+        let old = mem::replace(&mut agents.current, new);
+        agents.retired.retain(|agent| agent.strong_count() > 0);
+        agents.retired.push(Arc::downgrade(&old));
+        drop(agents);
+        // With the last that is in flight go the connections.
+        drop(old);
+    }
 
+    #[cfg(test)]
+    pub fn deliver(&self, attempt: &Attempt) -> Result<Response, Failure> {
+        self.deliver_after(Duration::ZERO, attempt)
+    }
+
+    /// `waited` for its name to be looked up, which is a part of its connect_timeout.
+    pub fn deliver_after(&self, waited: Duration, attempt: &Attempt) -> Result<Response, Failure> {
+        let route = &*attempt.route;
+        let connect_timeout = route.connect_timeout.saturating_sub(waited);
+        let (head, body) = request::render(attempt, SystemTime::now())?.into_parts();
+        let request = Request::from_parts(head, &body);
+
+        let agent = threads::lock(&self.agents).current.clone();
         let started = Instant::now();
-        deadline::begin(route.connect_timeout, route.timeout);
-        let mut result = self.agent.run(request.clone());
+        deadline::begin(connect_timeout, route.timeout);
+        let mut result = agent.run(request.clone());
 
         // The server may close an idle connection in the moment that we use it. That says nothing about
         // the endpoint, so it costs no attempt: once more on a connection of its own, within the same
@@ -83,18 +104,17 @@ impl Client {
         let progress = deadline::progress();
         if matches!(result, Err(Error::Io(_))) && progress.reused && !progress.heard {
             let left = route.timeout.saturating_sub(started.elapsed());
-            deadline::begin(route.connect_timeout, left);
-            let on_fresh_connection = self
-                .agent
+            deadline::begin(connect_timeout, left);
+            let on_fresh_connection = agent
                 .configure_request(request)
                 .max_idle_age(Duration::ZERO)
                 .build();
-            result = self.agent.run(on_fresh_connection);
+            result = agent.run(on_fresh_connection);
         }
 
         match result {
             Ok(response) => Ok(read(response)),
-            Err(_) if self.aborted.load(Ordering::Acquire) => {
+            Err(_) if threads::lock(&self.agents).aborted => {
                 Err(Failure::new(FailureKind::Local, "interrupted by shutdown"))
             }
             Err(error) => Err(Failure::of(error, deadline::progress(), route)),
@@ -104,9 +124,15 @@ impl Client {
     /// Interrupts what is in flight and refuses what comes later. A TCP handshake under way is the one
     /// wait that cannot be interrupted; it ends with its `connect_timeout`.
     pub fn abort(&self) {
-        self.aborted.store(true, Ordering::Release);
+        let mut agents = threads::lock(&self.agents);
+        agents.aborted = true;
+        let retired = agents.retired.iter().filter_map(Weak::upgrade);
+        let all: Vec<_> = retired.chain([agents.current.clone()]).collect();
+        drop(agents);
         self.resolver.close();
-        self.agent.clone().shutdown();
+        for agent in all {
+            Agent::clone(&agent).shutdown();
+        }
     }
 }
 
@@ -116,70 +142,26 @@ impl Drop for Client {
     }
 }
 
-pub(crate) fn system_roots() -> RootCerts {
-    rustls_native_certs::load_native_certs()
-        .certs
-        .iter()
-        .map(|der| Certificate::from_der(der).to_owned())
-        .into()
-}
-
-fn signed_request<'a>(
-    attempt: &Attempt,
-    body: &'a [u8],
-    now: SystemTime,
-) -> Result<Request<&'a [u8]>, Failure> {
-    let mut request = Request::new(body);
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = parse_url(&attempt.route.url)?;
-
-    let headers = request.headers_mut();
-    for (name, value) in &attempt.route.headers {
-        let invalid = || Failure::invalid_request("a header of the endpoint is not valid HTTP");
-        let name = HeaderName::try_from(name).map_err(|_| invalid())?;
-        let value = HeaderValue::try_from(value).map_err(|_| invalid())?;
-        if RESERVED.contains(&name) {
-            return Err(Failure::invalid_request(format!(
-                "an endpoint cannot set the header {name}"
-            )));
-        }
-        headers.append(name, value);
-    }
-
-    let id = attempt.key.event_id.to_string();
-    let timestamp = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let signature = signing::sign(&attempt.route.secrets, &id, timestamp, body)?;
-    let text = |value: &str| {
-        HeaderValue::try_from(value).map_err(|_| Failure::invalid_request("a header is not text"))
+fn agent(connections: usize, resolver: Resolver, guard: impl AddressGuard, roots: &Roots) -> Agent {
+    let config = Agent::config_builder()
+        .proxy(None)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .accept_encoding(AutoHeaderValue::None)
+        .max_response_header_size(MAX_RESPONSE_HEADERS)
+        .input_buffer_size(INPUT_BUFFER)
+        .output_buffer_size(OUTPUT_BUFFER)
+        .max_idle_connections(connections)
+        .max_idle_connections_per_host(connections)
+        .max_idle_age(MAX_IDLE)
+        .tls_config(TlsConfig::builder().root_certs(roots.for_ureq()).build())
+        .build();
+    let gate = Gate {
+        resolver,
+        guard: Box::new(guard),
     };
-    let signature = text(&signature)?;
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(USER_AGENT, HeaderValue::from_static(OUR_USER_AGENT));
-    headers.insert("webhook-id", text(&id)?);
-    headers.insert("webhook-timestamp", timestamp.into());
-    headers.insert("webhook-signature", signature.clone());
-    headers.insert("x-webhook-signature", signature);
-    headers.insert("x-webhook-retry", attempt.earlier_attempts.into());
-    Ok(request)
-}
-
-fn parse_url(url: &str) -> Result<Uri, Failure> {
-    let uri: Uri = url
-        .parse()
-        .map_err(|_| Failure::invalid_request("the URL is not valid"))?;
-    if !matches!(uri.scheme_str(), Some("http" | "https")) {
-        return Err(Failure::invalid_request("the URL is not http or https"));
-    }
-    let host = uri.host().unwrap_or_default();
-    let authority = uri.authority().map_or("", |a| a.as_str());
-    if authority.contains('@') {
-        return Err(Failure::invalid_request("the URL contains a user"));
-    }
-    // ureq would dial the default port where it cannot read the one given.
-    if host.is_empty() || (authority.len() > host.len() && uri.port_u16().is_none()) {
-        return Err(Failure::invalid_request("the URL is not valid"));
-    }
-    Ok(uri)
+    Agent::with_parts(config, Deadline(DefaultConnector::new()), Deadline(gate))
 }
 
 /// The status decides, whatever becomes of the body.

@@ -6,7 +6,9 @@
 //! So ureq is given no timeouts at all. A request is synchronous on its thread; [`begin`] puts its
 //! budgets into a thread-local, and a wrapper around the resolver, the connector and the outermost
 //! transport caps every wait by what is left. The same place sees what the retry on a fresh connection
-//! needs to know: whether the connection was used before and whether any byte came back.
+//! needs to know: whether the connection was used before and whether any byte came back. And it is where all
+//! that a server sends can be counted: ureq limits headers and body, but not how many interim responses it
+//! skips, nor what stands between the chunks of a body.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,6 +25,9 @@ use ureq::{Error, Timeout};
 /// Keeps deadlines representable, whatever the caller asked for.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// No answer is worth reading more.
+const MAX_HEARD: usize = 256 * 1024;
+
 thread_local! {
     static EXCHANGE: Cell<Option<Exchange>> = const { Cell::new(None) };
 }
@@ -33,6 +38,7 @@ struct Exchange {
     timeout: Duration,
     /// Set by the first byte that is sent.
     answer_by: Option<Instant>,
+    heard: usize,
     progress: Progress,
 }
 
@@ -51,6 +57,7 @@ pub(crate) fn begin(connect_timeout: Duration, timeout: Duration) {
         connect_by: Instant::now() + connect_timeout.min(LONGEST),
         timeout: timeout.min(LONGEST),
         answer_by: None,
+        heard: 0,
         progress: Progress::default(),
     }));
 }
@@ -149,9 +156,19 @@ impl<T: Transport> Transport for DeadlineTransport<T> {
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        let heard = self.inner.await_input(cap(timeout)?)?;
-        update(|exchange| exchange.progress.heard |= heard);
-        Ok(heard)
+        let before = self.inner.buffers().input().len();
+        let more = self.inner.await_input(cap(timeout)?)?;
+        let heard = self.inner.buffers().input().len().saturating_sub(before);
+        let mut in_all = 0;
+        update(|exchange| {
+            exchange.progress.heard |= more;
+            exchange.heard += heard;
+            in_all = exchange.heard;
+        });
+        if in_all > MAX_HEARD {
+            return Err(Error::LargeResponseHeader(in_all, MAX_HEARD));
+        }
+        Ok(more)
     }
 
     fn is_open(&mut self) -> bool {

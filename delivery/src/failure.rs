@@ -1,5 +1,6 @@
 //! Why an attempt got no HTTP status. Messages are shown to people who may not see the endpoint's
-//! credentials, so none is built from a URL, a header or a secret.
+//! credentials, so none is built from a URL, a header or a secret. An address that is blocked is named: where
+//! an endpoint is, is no secret.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -149,7 +150,7 @@ fn describe_tls(error: &rustls::Error) -> &'static str {
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                 "the certificate is not valid yet"
             }
-            CertificateError::UnknownIssuer => {
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 "the certificate is not signed by a trusted authority"
             }
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {

@@ -8,14 +8,21 @@ mod body;
 mod client;
 mod deadline;
 mod failure;
+mod gate;
+mod lobby;
 #[cfg(test)]
 mod loopback;
 mod pool;
+mod request;
 mod resolver;
+mod roots;
 mod scheduler;
 pub mod signing;
 mod threads;
 
+pub use address_guard::{Network, Networks, Ports, RequireHttps};
 pub use attempt::{Attempt, Key, Outcome, Response, Route};
 pub use failure::{Failure, FailureKind};
-pub use pool::Pool;
+pub use pool::{Pool, Setup};
+pub use request::{Preview, preview};
+pub use roots::Roots;

@@ -10,12 +10,27 @@ use ureq::http::HeaderMap;
 use ureq::http::header::{HeaderName, HeaderValue};
 use uuid::Uuid;
 
+use crate::address_guard::{Network, Networks, RequireHttps};
 use crate::attempt::{Attempt, Key, Route};
 
 pub(crate) const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 pub(crate) const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Ends a test that has gone wrong.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) fn networks(text: &str) -> Networks {
+    text.parse().unwrap()
+}
+
+/// Nothing is forbidden.
+pub(crate) fn anywhere() -> Network {
+    Network {
+        allow: networks("0.0.0.0/0, ::/0"),
+        ports: "1-65535".parse().unwrap(),
+        require_https: RequireHttps::Off,
+        ..Network::default()
+    }
+}
 
 /// Calls `handle` with the number of the connection, on a thread for each.
 pub(crate) fn serve(

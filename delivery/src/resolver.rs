@@ -1,32 +1,37 @@
-//! Host names to addresses. getaddrinfo cannot be interrupted and may hang for many seconds, so a few
-//! threads of its own call it, callers wait no longer than their deadline, and a name that is asked for
-//! many times at once is looked up once. Answers are kept briefly.
+//! Host names to addresses. getaddrinfo cannot be interrupted, and for a name whose servers are silent it
+//! takes 10 to 30 s. It is called on threads of its own, a name that is asked for many times at once is looked
+//! up once, and answers are kept briefly. Names that hang must not stand in the way of those that do not:
+//!
+//! - **An answer is fresh for 30 s and usable for 5 min.** One that is no longer fresh is still given at once,
+//!   while it is looked up again. So an endpoint in use never waits for a lookup, whatever else hangs.
+//! - **Two lanes.** A name whose last lookup took more than a second is slow, and slow names have a lane with
+//!   threads of its own. In the other lane, names that were prompt before come before new ones.
+//! - **What hangs does not exhaust a lane.** Nobody knows of a new name whether it will. So lookups younger than
+//!   a second hold no more than a quarter of a lane's threads, and once some hang an eighth of those that do not.
+//!   However many hanging names come, there is a turn every second, and the newest name has it. That is so for
+//!   lookups that hang up to 23 s; where they hang longer, a turn comes whenever one of them returns.
+//! - **Every new name has its turn**, also when whoever asked has given up: next time it is known what it is.
+//!   A thousand new names that hang for 10 s are told apart in six minutes.
+//!
+//! There are 4 threads, and for as long as lookups hang up to 64. At most 4,096 names are kept.
 
-use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+mod names;
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use ureq::Error;
-use ureq::config::Config;
-use ureq::http::Uri;
-use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver as UreqResolver};
-use ureq::unversioned::transport::NextTimeout;
-
-use crate::address_guard::AddressGuard;
 use crate::failure::{Failure, FailureKind};
 use crate::threads;
 
-const LOOKUP_THREADS: usize = 4;
-const MAX_NAMES: usize = 1024;
-/// ureq dials no more than this.
-const MAX_ADDRESSES: usize = 16;
-const KEEP_SUCCESS: Duration = Duration::from_secs(30);
-const KEEP_FAILURE: Duration = Duration::from_secs(1);
+pub(crate) use names::Limits;
+use names::{Names, Turn};
+
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) type Lookup = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
+pub(crate) type Answer = Result<Vec<IpAddr>, Failure>;
 
 pub(crate) fn system_lookup(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok((host, 0).to_socket_addrs()?.map(|a| a.ip()).collect())
@@ -37,91 +42,92 @@ pub(crate) fn system_lookup(host: &str) -> io::Result<Vec<IpAddr>> {
 pub(crate) struct Resolver(Arc<Shared>);
 
 struct Shared {
-    names: Mutex<Names>,
+    state: Mutex<State>,
     wanted: Condvar,
     answered: Condvar,
     lookup: Box<Lookup>,
-    guard: Box<dyn AddressGuard>,
 }
 
-#[derive(Default)]
-struct Names {
-    by_host: HashMap<String, Name>,
-    /// Hosts that no thread has begun to look up.
-    queue: VecDeque<String>,
+struct State {
+    names: Names,
+    threads: usize,
+    /// Of the threads, those that have nothing to look up, or have just been started.
+    idle: usize,
+    answers: u64,
     closed: bool,
 }
 
-type Answer = Result<Vec<IpAddr>, Failure>;
-
-enum Name {
-    /// In the queue; pointless once the last caller has given up at `until`.
-    Wanted {
-        until: Instant,
-    },
-    Asking,
-    Known {
-        answer: Answer,
-        until: Instant,
-    },
-}
-
 impl Resolver {
-    pub fn start(lookup: Box<Lookup>, guard: impl AddressGuard) -> io::Result<Resolver> {
+    pub fn start(lookup: Box<Lookup>, limits: Limits) -> io::Result<Resolver> {
         let resolver = Resolver(Arc::new(Shared {
-            names: Mutex::default(),
+            state: Mutex::new(State {
+                names: Names::new(limits),
+                threads: 0,
+                idle: 0,
+                answers: 0,
+                closed: false,
+            }),
             wanted: Condvar::new(),
             answered: Condvar::new(),
             lookup,
-            guard: Box::new(guard),
         }));
-        for n in 0..LOOKUP_THREADS {
-            let shared = resolver.0.clone();
-            threads::spawn(format!("webhook dns {n}"), move || shared.answer_wanted())
-                .inspect_err(|_| resolver.close())?;
+        for _ in 0..limits.idle_threads {
+            let mut state = resolver.0.lock();
+            resolver.0.add_thread(&mut state).inspect_err(|_| {
+                state.closed = true;
+                resolver.0.wanted.notify_all();
+            })?;
         }
         Ok(resolver)
     }
 
     /// Ends the lookup threads and every wait, at once but for a call of getaddrinfo under way.
     pub fn close(&self) {
-        threads::lock(&self.0.names).closed = true;
+        self.0.lock().closed = true;
         self.0.wanted.notify_all();
         self.0.answered.notify_all();
     }
 
-    fn resolve_uri(&self, uri: &Uri, wait: Duration) -> Result<ResolvedSocketAddrs, Failure> {
-        let port = match (uri.port_u16(), uri.scheme_str()) {
-            (Some(port), _) => port,
-            (None, Some("https")) => 443,
-            (None, _) => 80,
-        };
-        let host = uri.host().unwrap_or_default();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let addresses = match bare.parse::<IpAddr>() {
-            Ok(literal) => vec![literal],
-            Err(_) => self.0.addresses(&host.to_ascii_lowercase(), wait)?,
-        };
-        (self.0.guard.check(&addresses))
-            .map_err(|message| Failure::new(FailureKind::Blocked, message))?;
-
-        let mut resolved = self.empty();
-        for address in addresses.into_iter().take(MAX_ADDRESSES) {
-            resolved.push(SocketAddr::new(address, port));
-        }
-        Ok(resolved)
+    /// What is known about a host at this moment. What is not known, or not fresh, will be looked up; whoever
+    /// asks is interested for as long as `interest`.
+    pub fn known(&self, host: &str, interest: Duration) -> Option<Answer> {
+        let host = host.to_ascii_lowercase();
+        self.0.known(&mut self.0.lock(), &host, after(interest))
     }
-}
 
-impl UreqResolver for Resolver {
-    fn resolve(
-        &self,
-        uri: &Uri,
-        _: &Config,
-        timeout: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, Error> {
-        self.resolve_uri(uri, *timeout.after)
-            .map_err(|failure| Error::Other(Box::new(failure)))
+    pub fn addresses(&self, host: &str, wait: Duration) -> Answer {
+        let host = host.to_ascii_lowercase();
+        let deadline = after(wait);
+        let mut state = self.0.lock();
+        loop {
+            if let Some(answer) = self.0.known(&mut state, &host, deadline) {
+                return answer;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(late());
+            }
+            state = wait_for(&self.0.answered, state, left);
+        }
+    }
+
+    /// Returns when a name was answered since `seen`, or the resolver was closed, and otherwise after `longest`.
+    pub fn wait_for_answers(&self, seen: &mut u64, longest: Duration) {
+        let deadline = after(longest);
+        let mut state = self.0.lock();
+        while state.answers == *seen && !state.closed {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = wait_for(&self.0.answered, state, left);
+        }
+        *seen = state.answers;
+    }
+
+    #[cfg(test)]
+    fn threads(&self) -> usize {
+        self.0.lock().threads
     }
 }
 
@@ -132,60 +138,68 @@ impl fmt::Debug for Resolver {
 }
 
 impl Shared {
-    fn addresses(&self, host: &str, wait: Duration) -> Answer {
-        let deadline = Instant::now() + wait.min(LONGEST_WAIT);
-        let mut names = threads::lock(&self.names);
-        loop {
-            if names.closed {
-                return Err(Failure::new(FailureKind::Local, "shutting down"));
-            }
-            let now = Instant::now();
-            match names.by_host.get_mut(host) {
-                Some(Name::Known { answer, until }) if now < *until => return answer.clone(),
-                Some(Name::Wanted { until }) => *until = deadline.max(*until),
-                Some(Name::Asking) => {}
-                Some(Name::Known { .. }) | None => {
-                    names.want(host, deadline)?;
-                    self.wanted.notify_one();
+    fn lock(&self) -> MutexGuard<'_, State> {
+        threads::lock(&self.state)
+    }
+
+    fn known(self: &Arc<Self>, state: &mut State, host: &str, until: Instant) -> Option<Answer> {
+        if state.closed {
+            return Some(Err(Failure::new(FailureKind::Local, "shutting down")));
+        }
+        let answer = state.names.known(host, until);
+        self.call_somebody(state);
+        answer
+    }
+
+    /// Sees to it that what may be looked up has a thread, and what may not yet has one that waits for it.
+    fn call_somebody(self: &Arc<Self>, state: &mut State) {
+        if state.names.nothing_waits() {
+            return;
+        }
+        if state.idle > 0 {
+            self.wanted.notify_one();
+        } else if state.threads < state.names.limits.threads() {
+            // Those that there are go on without it.
+            let _ = self.add_thread(state);
+        }
+    }
+
+    fn add_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        let shared = self.clone();
+        threads::spawn(format!("webhook dns {}", state.threads), move || {
+            shared.run()
+        })?;
+        state.threads += 1;
+        state.idle += 1;
+        Ok(())
+    }
+
+    fn run(self: Arc<Self>) {
+        let mut state = self.lock();
+        state.idle -= 1;
+        while !state.closed {
+            match state.names.begin_next(Instant::now()) {
+                Turn::Yours(lookup) => {
+                    self.call_somebody(&mut state);
+                    drop(state);
+                    let answer = self.ask(&lookup.host);
+                    state = self.lock();
+                    state.names.finish(lookup, answer);
+                    state.answers += 1;
+                    self.answered.notify_all();
+                }
+                Turn::Nobodys(_) if state.idle >= state.names.limits.idle_threads => break,
+                Turn::Nobodys(next) => {
+                    state.idle += 1;
+                    state = match next {
+                        Some(wait) => wait_for(&self.wanted, state, wait),
+                        None => (self.wanted.wait(state)).unwrap_or_else(PoisonError::into_inner),
+                    };
+                    state.idle -= 1;
                 }
             }
-            if now >= deadline {
-                return Err(dns("the host name could not be looked up in time"));
-            }
-            names = self
-                .answered
-                .wait_timeout(names, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
         }
-    }
-
-    fn answer_wanted(&self) {
-        while let Some(host) = self.next_wanted() {
-            let answer = self.ask(&host);
-            let keep = match answer {
-                Ok(_) => KEEP_SUCCESS,
-                Err(_) => KEEP_FAILURE,
-            };
-            let until = Instant::now() + keep;
-            let known = Name::Known { answer, until };
-            threads::lock(&self.names).by_host.insert(host, known);
-            self.answered.notify_all();
-        }
-    }
-
-    fn next_wanted(&self) -> Option<String> {
-        let mut names = threads::lock(&self.names);
-        while !names.closed {
-            if let Some(host) = names.begin_next() {
-                return Some(host);
-            }
-            names = self
-                .wanted
-                .wait(names)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        None
+        state.threads -= 1;
     }
 
     fn ask(&self, host: &str) -> Answer {
@@ -199,50 +213,21 @@ impl Shared {
     }
 }
 
-impl Names {
-    fn want(&mut self, host: &str, until: Instant) -> Result<(), Failure> {
-        if self.by_host.len() >= MAX_NAMES {
-            self.forget_oldest();
-        }
-        if self.by_host.len() >= MAX_NAMES {
-            return Err(dns("too many host names are being looked up"));
-        }
-        self.by_host.insert(host.into(), Name::Wanted { until });
-        self.queue.push_back(host.into());
-        Ok(())
-    }
+fn after(time: Duration) -> Instant {
+    Instant::now() + time.min(LONGEST_WAIT)
+}
 
-    fn forget_oldest(&mut self) {
-        let oldest = self
-            .by_host
-            .iter()
-            .filter_map(|(host, name)| match name {
-                Name::Known { until, .. } => Some((*until, host)),
-                _ => None,
-            })
-            .min();
-        if let Some((_, host)) = oldest {
-            let host = host.clone();
-            self.by_host.remove(&host);
-        }
-    }
+fn wait_for<'a, T>(
+    signal: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: Duration,
+) -> MutexGuard<'a, T> {
+    let waited = signal.wait_timeout(guard, time);
+    waited.unwrap_or_else(PoisonError::into_inner).0
+}
 
-    fn begin_next(&mut self) -> Option<String> {
-        let now = Instant::now();
-        while let Some(host) = self.queue.pop_front() {
-            match self.by_host.get_mut(&host) {
-                Some(Name::Wanted { until }) if *until <= now => {
-                    self.by_host.remove(&host);
-                }
-                Some(name) => {
-                    *name = Name::Asking;
-                    return Some(host);
-                }
-                None => {}
-            }
-        }
-        None
-    }
+pub(crate) fn late() -> Failure {
+    dns("the host name could not be looked up in time")
 }
 
 fn dns(message: impl Into<String>) -> Failure {

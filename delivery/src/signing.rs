@@ -22,15 +22,38 @@ pub(crate) fn sign(
     let signatures: Result<Vec<_>, _> = secrets
         .iter()
         .map(|secret| {
-            let mut mac = keyed(secret)
+            let mac = keyed(secret)
                 .ok_or_else(|| Failure::invalid_request("a secret is not whsec_ and base64"))?;
-            mac.update(format!("{id}.{timestamp}.").as_bytes());
-            mac.update(body);
+            let mac = message(mac, id, &timestamp.to_string(), body);
             let signature = BASE64_STANDARD.encode(mac.finalize().into_bytes());
             Ok(format!("v1,{signature}"))
         })
         .collect();
     Ok(signatures?.join(" "))
+}
+
+/// Whether one of the signatures, separated by spaces, is the message's. All of them are compared, each in
+/// constant time.
+pub fn verify(secret: &str, id: &str, timestamp: &str, signatures: &str, body: &[u8]) -> bool {
+    let Some(mac) = keyed(secret) else {
+        return false;
+    };
+    let mac = message(mac, id, timestamp, body);
+    let is_ours = |signature: &str| {
+        let signature = signature.strip_prefix("v1,").unwrap_or_default();
+        let signature = BASE64_STANDARD.decode(signature).unwrap_or_default();
+        mac.clone().verify_slice(&signature).is_ok()
+    };
+    signatures
+        .split(' ')
+        .fold(false, |found, signature| is_ours(signature) | found)
+}
+
+fn message(mut mac: Hmac<Sha256>, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
+    for part in [id.as_bytes(), b".", timestamp.as_bytes(), b".", body] {
+        mac.update(part);
+    }
+    mac
 }
 
 /// A secret of 32 random bytes, straight from the operating system: a generator kept in memory would be

@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ureq::tls::RootCerts;
+use ureq::http::Uri;
 
 use super::*;
 use crate::FailureKind;
 use crate::address_guard::AddressGuard;
 use crate::attempt::Route;
 use crate::loopback::{
-    OK, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
+    OK, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Guard<F>(F);
 
-impl<F: Fn() -> Result<(), String> + Send + Sync + 'static> AddressGuard for Guard<F> {
-    fn check(&self, _: &[IpAddr]) -> Result<(), String> {
+impl<F: Fn() -> Result<(), Failure> + Send + Sync + 'static> AddressGuard for Guard<F> {
+    fn judge(&self, _: &Uri, _: &[IpAddr]) -> Result<(), Failure> {
         self.0()
     }
 }
@@ -29,11 +29,19 @@ impl<F: Fn() -> Result<(), String> + Send + Sync + 'static> AddressGuard for Gua
 /// A pool whose threads call `on_resolve` before they dial.
 fn pool_with(
     threads: usize,
-    on_resolve: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    on_resolve: impl Fn() -> Result<(), Failure> + Send + Sync + 'static,
 ) -> Pool {
-    let resolver = Resolver::start(Box::new(resolver::system_lookup), Guard(on_resolve)).unwrap();
-    let roots = RootCerts::new_with_certs(&[]);
-    Pool::with_client(threads, Client::new(threads, roots, resolver)).unwrap()
+    pool_that(threads, resolver::system_lookup, Guard(on_resolve))
+}
+
+fn pool_that(
+    threads: usize,
+    lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+    guard: impl AddressGuard,
+) -> Pool {
+    let resolver = Resolver::start(Box::new(lookup), Limits::default()).unwrap();
+    let client = Client::new(threads, resolver, guard, &Roots::default());
+    Pool::with_client(threads, client).unwrap()
 }
 
 fn is_readable(pool: &Pool, wait: Duration) -> bool {
@@ -240,11 +248,9 @@ fn pool_and_lookup_threads_take_no_signal_and_the_callers_mask_is_restored() {
     };
     let guard = Guard(move || {
         report(&in_guard);
-        Err("seen enough".into())
+        Err(Failure::invalid_request("seen enough"))
     });
-    let resolver = Resolver::start(Box::new(lookup), guard).unwrap();
-    let client = Client::new(1, RootCerts::new_with_certs(&[]), resolver);
-    let pool = Pool::with_client(1, client).unwrap();
+    let pool = pool_that(1, lookup, guard);
     assert_eq!(open_signals(), before);
 
     pool.submit(vec![attempt_to("http://somewhere.invalid/")]);
@@ -256,12 +262,117 @@ fn pool_and_lookup_threads_take_no_signal_and_the_callers_mask_is_restored() {
 }
 
 #[test]
-fn starts_with_the_systems_certificates_and_resolver() {
-    let pool = Pool::start(2).unwrap();
-    let address = serve_always(1, OK);
-    pool.submit(vec![attempt_to(format!(
-        "http://localhost:{}/",
-        address.port()
-    ))]);
+fn starts_with_the_systems_certificates_and_resolver_and_takes_another_setup() {
+    let roots = Roots::load(None).unwrap();
+    let installed = Setup {
+        network: Network::default(),
+        roots: roots.clone(),
+    };
+    let pool = Pool::start(2, installed).unwrap();
+    let url = format!("http://localhost:{}/", serve_always(1, OK).port());
+    pool.submit(vec![attempt_to(&*url)]);
+    let blocked = collect(&pool, 1).remove(0).result.unwrap_err();
+    assert_eq!(blocked.kind, FailureKind::Blocked);
+
+    pool.set_up(Setup {
+        network: anywhere(),
+        roots,
+    });
+    pool.submit(vec![attempt_to(url)]);
     assert_eq!(collect(&pool, 1)[0].result.as_ref().unwrap().status, 200);
+}
+
+/// Looks names up at once, but for those that begin with `hang`: they take until the sender is dropped.
+fn lookup_that_hangs() -> (
+    impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+    mpsc::Sender<()>,
+) {
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let lookup = move |host: &str| {
+        if host.starts_with("hang") {
+            let _ = threads::lock(&released).recv();
+        }
+        Ok(vec!["127.0.0.1".parse().unwrap()])
+    };
+    (lookup, release)
+}
+
+fn route(endpoint_id: i32, url: String, connect_timeout: Duration) -> Arc<Route> {
+    Arc::new(Route {
+        endpoint_id,
+        connect_timeout,
+        ..route_to(url)
+    })
+}
+
+#[test]
+fn a_thousand_names_that_hang_hold_no_thread_and_delay_no_other_endpoint() {
+    let (lookup, _release) = lookup_that_hangs();
+    let pool = pool_that(2, lookup, anywhere());
+    let healthy = format!("http://healthy.invalid:{}/", serve_always(2, OK).port());
+    let healthy = route(0, healthy, PATIENCE);
+    pool.submit(vec![attempt_on(healthy.clone())]);
+    assert_eq!(collect(&pool, 1)[0].result.as_ref().unwrap().status, 200);
+
+    let patience = Duration::from_secs(2);
+    let hanging = |n| attempt_on(route(n, format!("http://hang{n}.invalid/"), patience));
+    let submitted = Instant::now();
+    pool.submit((1..=1000).map(hanging).collect());
+    while submitted.elapsed() < Duration::from_secs(1) {
+        let started = Instant::now();
+        pool.submit(vec![attempt_on(healthy.clone())]);
+        let outcome = collect(&pool, 1).remove(0);
+        assert_eq!(outcome.result.unwrap().status, 200);
+        assert!(
+            started.elapsed() < Duration::from_millis(200),
+            "{:?}",
+            started.elapsed()
+        );
+    }
+    for outcome in collect(&pool, 1000) {
+        assert_eq!(outcome.result, Err(resolver::late()));
+        assert!(outcome.duration >= patience);
+        assert!(
+            outcome.duration < patience + Duration::from_millis(500),
+            "{:?}",
+            outcome.duration
+        );
+    }
+}
+
+#[test]
+fn what_waits_for_its_name_is_withdrawn_or_interrupted_like_the_rest() {
+    let (lookup, _release) = lookup_that_hangs();
+    let pool = pool_that(2, lookup, anywhere());
+    let attempt = || attempt_to("http://hang.invalid/");
+    pool.submit(vec![attempt(), attempt()]);
+    assert_eq!(pool.withdraw_waiting().len(), 2);
+    pool.submit(vec![attempt()]);
+    pool.abort();
+    let failure = collect(&pool, 1).remove(0).result.unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Local);
+}
+
+#[test]
+fn the_wait_for_a_name_is_a_part_of_the_connect_timeout_and_of_the_duration() {
+    let slow = Duration::from_millis(200);
+    let lookup = move |_: &str| {
+        std::thread::sleep(slow);
+        Ok(vec!["127.0.0.1".parse().unwrap()])
+    };
+    let pool = pool_that(1, lookup, anywhere());
+    let address = serve(2, |_, stream| hold(stream));
+    let url = format!("https://a.invalid:{}/", address.port());
+    pool.submit(vec![attempt_on(route(1, url, 2 * slow))]);
+    let outcome = collect(&pool, 1).remove(0);
+    assert_eq!(
+        outcome.result.unwrap_err().message,
+        "no connection within 400ms"
+    );
+    assert!(
+        outcome.duration >= 2 * slow && outcome.duration < 3 * slow,
+        "{:?}",
+        outcome.duration
+    );
 }

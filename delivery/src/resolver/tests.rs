@@ -3,19 +3,19 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
-use crate::address_guard::PermitAll;
 
 const SOON: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn resolver(lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static) -> Resolver {
-    Resolver::start(Box::new(lookup), PermitAll).unwrap()
+fn resolver_within(
+    limits: Limits,
+    lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+) -> Resolver {
+    Resolver::start(Box::new(lookup), limits).unwrap()
 }
 
-fn resolve(resolver: &Resolver, url: &str, wait: Duration) -> Result<Vec<SocketAddr>, Failure> {
-    resolver
-        .resolve_uri(&url.parse().unwrap(), wait)
-        .map(|addresses| addresses.to_vec())
+fn resolver(lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static) -> Resolver {
+    resolver_within(Limits::default(), lookup)
 }
 
 fn loopback() -> io::Result<Vec<IpAddr>> {
@@ -26,75 +26,42 @@ fn not_found() -> io::Result<Vec<IpAddr>> {
     Err(io::Error::other("Name or service not known"))
 }
 
-/// Blocks lookups until the sender is dropped, and counts them.
-fn hanging() -> (mpsc::Sender<()>, Arc<AtomicUsize>, Resolver) {
+/// Looks names up at once, but for those that begin with `hang`: they take until the sender is dropped.
+struct Hanging {
+    lookup: Box<Lookup>,
+    release: mpsc::Sender<()>,
+    /// The hosts, in the order in which their lookup was begun.
+    begun: mpsc::Receiver<String>,
+}
+
+fn hanging() -> Hanging {
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
-    let begun = Arc::new(AtomicUsize::new(0));
-    let counter = begun.clone();
-    let resolver = resolver(move |_| {
-        counter.fetch_add(1, Ordering::SeqCst);
-        let _ = threads::lock(&released).recv();
+    let (tell, begun) = mpsc::channel();
+    let lookup = move |host: &str| {
+        let _ = tell.send(host.to_string());
+        if host.starts_with("hang") {
+            let _ = threads::lock(&released).recv();
+        }
         loopback()
-    });
-    (release, begun, resolver)
+    };
+    Hanging {
+        lookup: Box::new(lookup),
+        release,
+        begun,
+    }
 }
 
-#[test]
-fn literals_need_no_lookup() {
-    let resolver = resolver(|host| panic!("looked up {host}"));
-    for (url, expected) in [
-        ("http://127.0.0.1/a", "127.0.0.1:80"),
-        ("https://127.0.0.1/a", "127.0.0.1:443"),
-        ("http://[::1]:8080/a", "[::1]:8080"),
-    ] {
-        let expected: SocketAddr = expected.parse().unwrap();
-        assert_eq!(resolve(&resolver, url, PATIENCE).unwrap(), [expected]);
+fn wait_until(condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
 #[test]
-fn odd_spellings_of_addresses_go_through_the_lookup_and_so_to_the_guard() {
-    struct Refuse;
-    impl AddressGuard for Refuse {
-        fn check(&self, addresses: &[IpAddr]) -> Result<(), String> {
-            assert_eq!(addresses, loopback().unwrap());
-            Err("not allowed".into())
-        }
-    }
-    let resolver = Resolver::start(Box::new(system_lookup), Refuse).unwrap();
-    for host in [
-        "127.0.0.1",
-        "127.1",
-        "2130706433",
-        "0x7f000001",
-        "0177.0.0.1",
-    ] {
-        let failure = resolve(&resolver, &format!("http://{host}/"), PATIENCE).unwrap_err();
-        assert_eq!(failure, Failure::new(FailureKind::Blocked, "not allowed"));
-    }
-}
-
-#[test]
-fn the_guard_is_asked_about_cached_answers_too() {
-    struct RefuseSecond(AtomicUsize);
-    impl AddressGuard for RefuseSecond {
-        fn check(&self, _: &[IpAddr]) -> Result<(), String> {
-            match self.0.fetch_add(1, Ordering::SeqCst) {
-                0 => Ok(()),
-                _ => Err("not any more".into()),
-            }
-        }
-    }
-    let guard = RefuseSecond(AtomicUsize::new(0));
-    let resolver = Resolver::start(Box::new(|_| loopback()), guard).unwrap();
-    assert!(resolve(&resolver, "http://a.invalid/", PATIENCE).is_ok());
-    let failure = resolve(&resolver, "http://a.invalid/", PATIENCE).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Blocked);
-}
-
-#[test]
-fn an_answer_serves_all_ports_and_spellings_of_a_name_from_the_cache() {
+fn an_answer_serves_all_spellings_of_a_name_from_the_cache() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = asked.clone();
     let resolver = resolver(move |host| {
@@ -102,25 +69,44 @@ fn an_answer_serves_all_ports_and_spellings_of_a_name_from_the_cache() {
         counter.fetch_add(1, Ordering::SeqCst);
         loopback()
     });
-    for (url, port) in [("http://a.invalid/", 80), ("https://A.Invalid/", 443)] {
-        let addresses = resolve(&resolver, url, PATIENCE).unwrap();
-        assert_eq!(addresses[0].port(), port);
+    assert_eq!(resolver.known("a.invalid", PATIENCE), None);
+    for host in ["a.invalid", "A.Invalid"] {
+        assert_eq!(
+            resolver.addresses(host, PATIENCE).unwrap(),
+            loopback().unwrap()
+        );
+        assert!(resolver.known(host, PATIENCE).unwrap().is_ok());
     }
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
 #[test]
-fn a_name_that_does_not_exist_is_dns() {
-    let failure = resolve(&resolver(|_| not_found()), "http://a.invalid/", PATIENCE).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Dns);
-    let failure = resolve(&resolver(|_| Ok(vec![])), "http://a.invalid/", PATIENCE).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Dns);
+fn a_name_that_does_not_exist_is_dns_and_is_looked_up_again_after_a_moment() {
+    let limits = Limits {
+        failed: Duration::from_millis(20),
+        ..Limits::default()
+    };
+    let asked = AtomicUsize::new(0);
+    let resolver = resolver_within(limits, move |_| {
+        match asked.fetch_add(1, Ordering::SeqCst) {
+            0 => not_found(),
+            1 => Ok(vec![]),
+            _ => loopback(),
+        }
+    });
+    for _ in 0..2 {
+        let failure = resolver.addresses("a.invalid", PATIENCE).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Dns);
+        assert_eq!(resolver.known("a.invalid", PATIENCE), Some(Err(failure)));
+        thread::sleep(limits.failed);
+    }
+    assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
 }
 
 #[test]
 fn a_lookup_that_fails_for_want_of_descriptors_is_local() {
     let resolver = resolver(|_| Err(io::Error::from_raw_os_error(libc::EMFILE)));
-    let failure = resolve(&resolver, "http://a.invalid/", PATIENCE).unwrap_err();
+    let failure = resolver.addresses("a.invalid", PATIENCE).unwrap_err();
     assert_eq!(failure.kind, FailureKind::Local);
 }
 
@@ -130,82 +116,307 @@ fn a_lookup_that_panics_is_local_and_its_thread_goes_on() {
         "fine.invalid" => loopback(),
         _ => panic!("boom"),
     });
-    for n in 0..2 * LOOKUP_THREADS {
-        let url = format!("http://bad{n}.invalid/");
-        let failure = resolve(&resolver, &url, PATIENCE).unwrap_err();
+    for n in 0..2 * Limits::default().threads() {
+        let failure = resolver
+            .addresses(&format!("bad{n}.invalid"), PATIENCE)
+            .unwrap_err();
         assert_eq!(failure, Failure::new(FailureKind::Local, "panic: boom"));
     }
-    assert!(resolve(&resolver, "http://fine.invalid/", PATIENCE).is_ok());
+    assert!(resolver.addresses("fine.invalid", PATIENCE).is_ok());
 }
 
 #[test]
 fn a_caller_waits_for_a_hanging_lookup_no_longer_than_its_deadline() {
-    let (_release, _, resolver) = hanging();
+    let Hanging {
+        lookup,
+        release: _release,
+        ..
+    } = hanging();
+    let resolver = resolver(lookup);
     let started = Instant::now();
-    let failure = resolve(&resolver, "http://a.invalid/", SOON).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Dns);
+    assert_eq!(resolver.addresses("hang.invalid", SOON), Err(late()));
     assert!(started.elapsed() < SOON + Duration::from_millis(500));
 }
 
 #[test]
 fn concurrent_callers_of_a_name_share_one_lookup() {
-    let (release, begun, resolver) = hanging();
+    let Hanging {
+        lookup,
+        release,
+        begun,
+    } = hanging();
+    let resolver = resolver(lookup);
     let callers: Vec<_> = (0..8)
         .map(|_| {
             let resolver = resolver.clone();
-            thread::spawn(move || resolve(&resolver, "http://a.invalid/", PATIENCE))
+            thread::spawn(move || resolver.addresses("hang.invalid", PATIENCE))
         })
         .collect();
+    begun.recv().unwrap();
     drop(release);
     for caller in callers {
         assert!(caller.join().unwrap().is_ok());
     }
-    assert_eq!(begun.load(Ordering::SeqCst), 1);
+    assert!(begun.try_recv().is_err());
 }
 
 #[test]
-fn a_lookup_that_nobody_waits_for_any_more_is_never_begun() {
-    let (release, begun, resolver) = hanging();
-    for n in 0..LOOKUP_THREADS + 3 {
-        let failure = resolve(&resolver, &format!("http://n{n}.invalid/"), SOON).unwrap_err();
-        assert_eq!(failure.kind, FailureKind::Dns);
+fn an_answer_that_is_no_longer_fresh_is_given_at_once_while_it_is_looked_up_again() {
+    let limits = Limits {
+        fresh: Duration::from_millis(20),
+        ..Limits::default()
+    };
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let asked = AtomicUsize::new(0);
+    let resolver = resolver_within(limits, move |_| {
+        match asked.fetch_add(1, Ordering::SeqCst) {
+            0 => loopback(),
+            _ => {
+                let _ = threads::lock(&released).recv();
+                Ok(vec!["127.0.0.2".parse().unwrap()])
+            }
+        }
+    });
+    let old = resolver.addresses("a.invalid", PATIENCE);
+    thread::sleep(limits.fresh);
+    for _ in 0..3 {
+        assert_eq!(resolver.known("a.invalid", PATIENCE), Some(old.clone()));
     }
     drop(release);
-    assert!(resolve(&resolver, "http://last.invalid/", PATIENCE).is_ok());
-    assert_eq!(begun.load(Ordering::SeqCst), LOOKUP_THREADS + 1);
+    wait_until(|| resolver.known("a.invalid", PATIENCE) != Some(old.clone()));
+}
+
+#[test]
+fn an_answer_that_is_too_old_is_not_given() {
+    let limits = Limits {
+        fresh: Duration::from_millis(10),
+        usable: Duration::from_millis(20),
+        ..Limits::default()
+    };
+    let resolver = resolver_within(limits, |_| loopback());
+    assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
+    thread::sleep(limits.usable);
+    assert_eq!(resolver.known("a.invalid", PATIENCE), None);
+    assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
+}
+
+#[test]
+fn a_thousand_names_that_hang_delay_no_known_name_and_no_new_one_for_more_than_a_second() {
+    let limits = Limits {
+        fresh: Duration::ZERO,
+        ..Limits::default()
+    };
+    let Hanging {
+        lookup,
+        release: _release,
+        ..
+    } = hanging();
+    let resolver = resolver_within(limits, lookup);
+    assert!(resolver.addresses("known.invalid", PATIENCE).is_ok());
+    for n in 0..1000 {
+        assert_eq!(resolver.known(&format!("hang{n}.invalid"), PATIENCE), None);
+    }
+    for n in 0..5 {
+        let started = Instant::now();
+        assert!(resolver.known("known.invalid", PATIENCE).unwrap().is_ok());
+        assert!(started.elapsed() < SOON);
+        assert!(
+            resolver
+                .addresses(&format!("new{n}.invalid"), PATIENCE)
+                .is_ok()
+        );
+        assert!(started.elapsed() < limits.prompt + Duration::from_millis(500));
+        assert!(resolver.threads() <= limits.threads());
+    }
+}
+
+/// What takes seconds each, in milliseconds.
+const QUICK: Limits = Limits {
+    prompt_threads: 12,
+    slow_threads: 4,
+    idle_threads: 2,
+    names: 4096,
+    prompt: Duration::from_millis(20),
+    fresh: Duration::ZERO,
+    usable: Duration::ZERO,
+    failed: Duration::from_secs(60),
+};
+
+#[test]
+fn threads_grow_to_the_cap_and_not_past_it_and_go_when_nothing_hangs() {
+    let Hanging {
+        lookup,
+        release,
+        begun,
+    } = hanging();
+    let resolver = resolver_within(QUICK, lookup);
+    for n in 0..100 {
+        resolver.known(&format!("hang{n}.invalid"), PATIENCE);
+    }
+    let hanging: Vec<_> = begun.iter().take(QUICK.prompt_threads).collect();
+    thread::sleep(5 * QUICK.prompt);
+    assert!(begun.try_recv().is_err());
+    // With the one that waits for a turn.
+    assert_eq!(resolver.threads(), QUICK.prompt_threads + 1);
+    assert_eq!(hanging.len(), QUICK.prompt_threads);
+    drop(release);
+    wait_until(|| begun.try_iter().count() == 0 && resolver.threads() == QUICK.idle_threads);
+}
+
+#[test]
+fn every_new_name_has_its_turn_though_nobody_waits_for_it_any_more() {
+    // Three seconds each instead of for ever.
+    let told_apart = Arc::new(AtomicUsize::new(0));
+    let counter = told_apart.clone();
+    let resolver = resolver_within(QUICK, move |host| {
+        if host.starts_with("hang") {
+            thread::sleep(3 * QUICK.prompt);
+        }
+        counter.fetch_add(1, Ordering::SeqCst);
+        not_found()
+    });
+    for n in 0..100 {
+        resolver.known(&format!("hang{n}.invalid"), Duration::ZERO);
+        resolver.known(&format!("fine{n}.invalid"), Duration::ZERO);
+    }
+    wait_until(|| told_apart.load(Ordering::SeqCst) == 200);
+    assert!((0..100).all(|n| {
+        resolver
+            .known(&format!("fine{n}.invalid"), Duration::ZERO)
+            .is_some()
+    }));
+}
+
+#[test]
+fn names_that_were_prompt_come_first_then_the_newest_and_slow_ones_have_their_own_lane() {
+    let one_each = Limits {
+        prompt_threads: 1,
+        slow_threads: 1,
+        failed: Duration::ZERO,
+        ..QUICK
+    };
+    let mut names = Names::new(one_each);
+    let now = Instant::now();
+    let until = now + PATIENCE;
+    let begin = |names: &mut Names, at: Instant| match names.begin_next(at) {
+        Turn::Yours(lookup) => lookup,
+        Turn::Nobodys(_) => panic!("no turn"),
+    };
+    let is_nobodys = |names: &mut Names, at| matches!(names.begin_next(at), Turn::Nobodys(_));
+
+    // One that answers, and one that takes its time.
+    names.known("prompt.invalid", until);
+    let lookup = begin(&mut names, now);
+    names.finish(lookup, Err(late()));
+    names.known("slow.invalid", until);
+    let lookup = begin(&mut names, now - 10 * one_each.prompt);
+    names.finish(lookup, Err(late()));
+
+    for host in [
+        "new1.invalid",
+        "prompt.invalid",
+        "new2.invalid",
+        "slow.invalid",
+    ] {
+        names.known(host, until);
+    }
+    let first = begin(&mut names, now);
+    let in_slow_lane = begin(&mut names, now);
+    assert_eq!(
+        (&*first.host, &*in_slow_lane.host),
+        ("prompt.invalid", "slow.invalid")
+    );
+    assert!(is_nobodys(&mut names, now));
+    assert!(
+        is_nobodys(&mut names, now + 10 * one_each.prompt),
+        "all threads of the lane hang"
+    );
+    names.finish(first, Err(late()));
+    assert_eq!(&*begin(&mut names, now).host, "new2.invalid");
+}
+
+#[test]
+fn a_slow_name_that_nobody_waits_for_any_more_is_not_looked_up() {
+    let mut names = Names::new(Limits {
+        failed: Duration::ZERO,
+        ..QUICK
+    });
+    let now = Instant::now();
+    names.known("slow.invalid", now);
+    let Turn::Yours(lookup) = names.begin_next(now - 10 * QUICK.prompt) else {
+        panic!("no turn");
+    };
+    names.finish(lookup, Err(late()));
+    names.known("slow.invalid", now);
+    assert!(matches!(names.begin_next(now + SOON), Turn::Nobodys(None)));
+    names.known("slow.invalid", now + PATIENCE);
+    assert!(matches!(names.begin_next(now + SOON), Turn::Yours(_)));
+}
+
+#[test]
+fn what_hangs_leaves_a_turn_every_second() {
+    let mut names = Names::new(Limits::default());
+    let start = Instant::now();
+    for n in 0..1000 {
+        names.known(&format!("hang{n}.invalid"), start + PATIENCE);
+    }
+    let mut begun = 0;
+    for second in 0..23 {
+        let now = start + second * Duration::from_millis(1001);
+        let before = begun;
+        while let Turn::Yours(_) = names.begin_next(now) {
+            begun += 1;
+        }
+        assert!(begun > before, "after {second} s");
+    }
+    assert!(begun <= Limits::default().prompt_threads);
 }
 
 #[test]
 fn the_number_of_names_kept_is_bounded() {
-    let resolver = resolver(|_| loopback());
-    for n in 0..MAX_NAMES + 10 {
-        assert!(resolve(&resolver, &format!("http://n{n}.invalid/"), PATIENCE).is_ok());
+    let few = Limits {
+        names: 10,
+        ..Limits::default()
+    };
+    let resolver = resolver_within(few, |_| loopback());
+    for n in 0..50 {
+        assert!(
+            resolver
+                .addresses(&format!("n{n}.invalid"), PATIENCE)
+                .is_ok()
+        );
     }
-    assert_eq!(threads::lock(&resolver.0.names).by_host.len(), MAX_NAMES);
-}
+    assert!(resolver.known("n49.invalid", PATIENCE).is_some());
+    assert_eq!(resolver.known("n0.invalid", PATIENCE), None);
 
-#[test]
-fn names_under_way_are_bounded_too() {
-    let mut names = Names::default();
+    let mut names = Names::new(few);
     let until = Instant::now() + PATIENCE;
-    for n in 0..MAX_NAMES {
-        names.want(&format!("n{n}.invalid"), until).unwrap();
+    for n in 0..few.names {
+        assert_eq!(names.known(&format!("n{n}.invalid"), until), None);
     }
-    let failure = names.want("one.too.many.invalid", until).unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Dns);
+    let too_many = names
+        .known("one.too.many.invalid", until)
+        .unwrap()
+        .unwrap_err();
+    assert_eq!(too_many.kind, FailureKind::Dns);
 }
 
 #[test]
 fn closing_ends_the_waits() {
-    let (_release, begun, resolver) = hanging();
+    let Hanging {
+        lookup,
+        release: _release,
+        begun,
+    } = hanging();
+    let resolver = resolver(lookup);
     let waiting = thread::spawn({
         let resolver = resolver.clone();
-        move || resolve(&resolver, "http://a.invalid/", PATIENCE)
+        move || resolver.addresses("hang.invalid", PATIENCE)
     });
-    while begun.load(Ordering::SeqCst) == 0 {
-        thread::yield_now();
-    }
+    begun.recv().unwrap();
     resolver.close();
     let failure = waiting.join().unwrap().unwrap_err();
     assert_eq!(failure.kind, FailureKind::Local);
+    assert_eq!(resolver.known("a.invalid", PATIENCE), Some(Err(failure)));
 }

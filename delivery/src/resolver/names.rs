@@ -1,0 +1,250 @@
+//! What is known of each name, and which is looked up next.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Answer, dns};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub prompt_threads: usize,
+    pub slow_threads: usize,
+    /// Stay though there is nothing to look up.
+    pub idle_threads: usize,
+    pub names: usize,
+    /// A lookup that takes longer hangs.
+    pub prompt: Duration,
+    pub fresh: Duration,
+    pub usable: Duration,
+    pub failed: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            prompt_threads: 48,
+            slow_threads: 16,
+            idle_threads: 4,
+            names: 4096,
+            prompt: Duration::from_secs(1),
+            fresh: Duration::from_secs(30),
+            usable: Duration::from_secs(5 * 60),
+            failed: Duration::from_secs(1),
+        }
+    }
+}
+
+impl Limits {
+    pub fn threads(&self) -> usize {
+        self.prompt_threads + self.slow_threads
+    }
+}
+
+pub(super) struct Names {
+    pub limits: Limits,
+    by_host: HashMap<Arc<str>, Name>,
+    prompt: Lane,
+    slow: Lane,
+}
+
+struct Name {
+    last: Option<(Answer, Instant)>,
+    /// Of the last lookup.
+    was: Was,
+    /// In a lane, waiting or being looked up.
+    in_lane: bool,
+    /// Somebody is interested.
+    until: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Was {
+    New,
+    Prompt,
+    Slow,
+}
+
+struct Lane {
+    threads: usize,
+    /// Newest last, as in `first`, whose turn comes before.
+    waiting: Vec<Arc<str>>,
+    first: Vec<Arc<str>>,
+    /// When the lookups under way were begun.
+    begun: Vec<Instant>,
+}
+
+pub(super) struct Lookup {
+    pub host: Arc<str>,
+    slow_lane: bool,
+    begun: Instant,
+}
+
+pub(super) enum Turn {
+    Yours(Lookup),
+    /// If something waits, its turn may come after this time.
+    Nobodys(Option<Duration>),
+}
+
+impl Names {
+    pub fn new(limits: Limits) -> Names {
+        Names {
+            limits,
+            by_host: HashMap::new(),
+            prompt: Lane::new(limits.prompt_threads),
+            slow: Lane::new(limits.slow_threads),
+        }
+    }
+
+    pub fn known(&mut self, host: &str, until: Instant) -> Option<Answer> {
+        let now = Instant::now();
+        if !self.by_host.contains_key(host) {
+            if let Err(full) = self.make_room() {
+                return Some(Err(full));
+            }
+            let name = Name {
+                last: None,
+                was: Was::New,
+                in_lane: false,
+                until,
+            };
+            self.by_host.insert(host.into(), name);
+        }
+        let (host, _) = self.by_host.get_key_value(host)?;
+        let host = host.clone();
+        let name = self.by_host.get_mut(&host)?;
+        name.until = name.until.max(until);
+
+        let (fresh, usable) = match &name.last {
+            None => (false, None),
+            Some((answer, at)) => {
+                let age = now.saturating_duration_since(*at);
+                let (fresh, usable) = match answer {
+                    Ok(_) => (self.limits.fresh, self.limits.usable),
+                    Err(_) => (self.limits.failed, self.limits.failed),
+                };
+                (age < fresh, (age < usable).then(|| answer.clone()))
+            }
+        };
+        if !fresh && !name.in_lane {
+            name.in_lane = true;
+            match name.was {
+                Was::Prompt => self.prompt.first.push(host),
+                Was::New => self.prompt.waiting.push(host),
+                Was::Slow => self.slow.waiting.push(host),
+            }
+        }
+        usable
+    }
+
+    /// Those in a lane stay: there are as many as fit.
+    fn make_room(&mut self) -> Result<(), crate::Failure> {
+        if self.by_host.len() < self.limits.names {
+            return Ok(());
+        }
+        let answered = self.by_host.iter().filter(|(_, name)| !name.in_lane);
+        let oldest = answered.min_by_key(|(_, name)| name.last.as_ref().map(|(_, at)| *at));
+        let Some((host, _)) = oldest else {
+            return Err(dns("too many host names are being looked up"));
+        };
+        let host = host.clone();
+        self.by_host.remove(&host);
+        Ok(())
+    }
+
+    pub fn nothing_waits(&self) -> bool {
+        self.prompt.is_empty() && self.slow.is_empty()
+    }
+
+    pub fn begin_next(&mut self, now: Instant) -> Turn {
+        // Nothing is learned from a slow name that nobody asks for any more.
+        while let Some(host) = self.slow.waiting.last()
+            && let Some(name) = self.by_host.get_mut(host)
+            && name.until <= now
+        {
+            name.in_lane = false;
+            self.slow.waiting.pop();
+        }
+        let prompt = self.limits.prompt;
+        let (host, slow_lane) = if let Some(host) = self.prompt.begin(now, prompt) {
+            (host, false)
+        } else if let Some(host) = self.slow.begin(now, prompt) {
+            (host, true)
+        } else {
+            let lanes = [&self.prompt, &self.slow];
+            let turns = lanes.iter().filter_map(|lane| lane.next_turn(now, prompt));
+            return Turn::Nobodys(turns.min());
+        };
+        Turn::Yours(Lookup {
+            host,
+            slow_lane,
+            begun: now,
+        })
+    }
+
+    pub fn finish(&mut self, lookup: Lookup, answer: Answer) {
+        let now = Instant::now();
+        let lane = match lookup.slow_lane {
+            true => &mut self.slow,
+            false => &mut self.prompt,
+        };
+        if let Some(place) = lane.begun.iter().position(|begun| *begun == lookup.begun) {
+            lane.begun.swap_remove(place);
+        }
+        if let Some(name) = self.by_host.get_mut(&lookup.host) {
+            name.last = Some((answer, now));
+            name.in_lane = false;
+            name.was = match now.duration_since(lookup.begun) > self.limits.prompt {
+                true => Was::Slow,
+                false => Was::Prompt,
+            };
+        }
+    }
+}
+
+impl Lane {
+    fn new(threads: usize) -> Lane {
+        Lane {
+            threads,
+            waiting: Vec::new(),
+            first: Vec::new(),
+            begun: Vec::new(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.waiting.is_empty()
+    }
+
+    fn begin(&mut self, now: Instant, prompt: Duration) -> Option<Arc<str>> {
+        if !self.has_room(now, prompt) {
+            return None;
+        }
+        let host = self.first.pop().or_else(|| self.waiting.pop())?;
+        self.begun.push(now);
+        Some(host)
+    }
+
+    fn has_room(&self, now: Instant, prompt: Duration) -> bool {
+        let hangs = |begun: &&Instant| now.saturating_duration_since(**begun) > prompt;
+        let hanging = self.begun.iter().filter(hangs).count();
+        let young = self.begun.len() - hanging;
+        let left = self.threads.saturating_sub(hanging);
+        let share = if hanging == 0 { left / 4 } else { left / 8 };
+        young < left && young < share.max(1)
+    }
+
+    /// Room is made by the oldest of the young lookups, when it comes to hang. If there is none, all threads
+    /// hang, and the first that returns takes the turn.
+    fn next_turn(&self, now: Instant, prompt: Duration) -> Option<Duration> {
+        if self.is_empty() {
+            return None;
+        }
+        let young = self
+            .begun
+            .iter()
+            .map(|begun| now.saturating_duration_since(*begun));
+        let oldest = young.filter(|age| *age <= prompt).max()?;
+        Some(prompt - oldest + Duration::from_millis(1))
+    }
+}

@@ -1,0 +1,120 @@
+//! Which certificate authorities are trusted: the system's, and those of a file in addition.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use ureq::tls::{Certificate, RootCerts};
+
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Roots(Vec<CertificateDer<'static>>);
+
+impl Roots {
+    /// The error says in words what is wrong with the file. The system's store may have certificates that
+    /// cannot be used; they are left out.
+    pub fn load(ca_file: Option<&Path>) -> Result<Roots, String> {
+        let mut roots = Roots(rustls_native_certs::load_native_certs().certs);
+        if let Some(path) = ca_file {
+            roots.add_file(path)?;
+        }
+        Ok(roots)
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<(), String> {
+        let wrong = |what: &dyn Display| format!("\"{}\": {what}", path.display());
+        let pem = std::fs::read(path).map_err(|error| wrong(&error))?;
+        let known = self.0.len();
+        for certificate in CertificateDer::pem_slice_iter(&pem) {
+            let number = self.0.len() - known + 1;
+            let certificate = certificate
+                .map_err(|_| wrong(&format!("certificate {number} is not valid PEM")))?;
+            RootCertStore::empty()
+                .add(certificate.clone())
+                .map_err(|_| wrong(&format!("certificate {number} is not a valid one")))?;
+            self.0.push(certificate);
+        }
+        match self.0.len() - known {
+            0 => Err(wrong(&"the file contains no certificate in PEM format")),
+            _ => Ok(()),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(certificate: &CertificateDer<'static>) -> Roots {
+        Roots(vec![certificate.clone()])
+    }
+
+    pub(crate) fn for_ureq(&self) -> RootCerts {
+        let owned = |der: &CertificateDer| Certificate::from_der(der).to_owned();
+        self.0.iter().map(owned).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn load(name: &str, content: &str) -> Result<usize, String> {
+        let directory = std::env::temp_dir().join(format!("webhook-roots-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join(name);
+        fs::write(&path, content).unwrap();
+        let mut roots = Roots::default();
+        let loaded = roots.add_file(&path).map(|()| roots.0.len());
+        fs::remove_file(&path).unwrap();
+        loaded
+    }
+
+    fn certificate() -> String {
+        let signed = rcgen::generate_simple_self_signed(["a.invalid".into()]).unwrap();
+        signed.cert.pem()
+    }
+
+    #[test]
+    fn every_certificate_of_the_file_is_trusted_in_addition() {
+        let file = format!("# our own\n{}\n{}", certificate(), certificate());
+        assert_eq!(load("two.pem", &file), Ok(2));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_refused_in_words() {
+        let broken = "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n";
+        let other = "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n";
+        for (name, content, problem) in [
+            (
+                "empty.pem",
+                String::new(),
+                "the file contains no certificate",
+            ),
+            (
+                "text.pem",
+                "no certificate".into(),
+                "the file contains no certificate",
+            ),
+            (
+                "broken.pem",
+                broken.into(),
+                "certificate 1 is not valid PEM",
+            ),
+            (
+                "other.pem",
+                certificate() + other,
+                "certificate 2 is not a valid one",
+            ),
+        ] {
+            let error = load(name, &content).unwrap_err();
+            assert!(error.contains(problem) && error.contains(name), "{error}");
+        }
+        let Err(error) = Roots::load(Some(Path::new("/nowhere/ca.pem"))) else {
+            panic!("loaded a file that does not exist");
+        };
+        assert!(
+            error.starts_with("\"/nowhere/ca.pem\": No such file"),
+            "{error}"
+        );
+    }
+}
