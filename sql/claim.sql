@@ -16,7 +16,7 @@
 -- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0
 -- for what is due and a day at most, whatever people wrote: infinity is a way to park a delivery.
 CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
-    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int)
+    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, turns_away boolean)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
@@ -36,50 +36,76 @@ BEGIN
         FROM page WHERE page.id IS NOT NULL AND page.place < page_size
     )
     SELECT page.id,
-           ceil(greatest(0, least(86400, extract(epoch FROM waiting.next_attempt_at) - extract(epoch FROM now()))) * 1000)::bigint,
-           served.max_in_flight
+           ceil(greatest(0, least(86400, extract(epoch FROM CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END)
+                                         - extract(epoch FROM now()))) * 1000)::bigint,
+           ours.max_in_flight, coalesce((guard.due).turns_away, false)
     FROM page
     LEFT JOIN LATERAL (
-        SELECT e.id, e.max_in_flight FROM webhook.endpoint e
-        WHERE e.id = page.id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+        SELECT e.id, e.max_in_flight, e.policy, e.paused_at IS NULL AND e.disabled_at IS NULL AS is_served FROM webhook.endpoint e
+        WHERE e.id = page.id AND e.origin = our_origin
         LIMIT 1
-    ) served ON true
+    ) ours ON true
     LEFT JOIN LATERAL (
         SELECT q.next_attempt_at FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
+        WHERE q.endpoint_id = ours.id AND ours.is_served AND q.status = 'PENDING'
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
+    LEFT JOIN LATERAL (
+        SELECT webhook.due_behind_breaker(b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due FROM webhook.breaker b
+        WHERE b.endpoint_id = ours.id AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)
+        LIMIT 1
+    ) guard ON true
     WHERE page.id IS NOT NULL;
 END $$;
 
--- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first.
--- The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of them.
--- The payload is null where somebody has deleted the event.
-CREATE FUNCTION webhook.claim(instance int, endpoint_ids int[], capacities int[])
+-- A time as the body of a request has it.
+CREATE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
+
+-- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first; while an
+-- endpoint recovers, no more than brings it, with the in_flight[i] that it has, to what its breaker allows. The attempt
+-- is counted here and not when it ends, so that a delivery that kills its worker runs out of them.
+-- The payload is null where somebody has deleted or redacted the event.
+CREATE FUNCTION webhook.claim(instance int, endpoint_ids int[], capacities int[], in_flight int[])
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan SET webhook.engine = on SET timezone = 'UTC' AS $$
+    SET plan_cache_mode = force_generic_plan SET webhook.engine = on AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();
     picked tid[];
+    exceptions tid[];
 BEGIN
     SELECT array_agg(due.place) INTO picked
-    FROM unnest(endpoint_ids, capacities) AS w (endpoint_id, capacity)
+    FROM unnest(endpoint_ids, capacities, in_flight) AS w (endpoint_id, capacity, in_flight)
     CROSS JOIN LATERAL (
         SELECT e.id FROM webhook.endpoint e
         WHERE e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
         LIMIT 1
     ) served
+    LEFT JOIN LATERAL (
+        SELECT b.state, b.ramp, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = served.id LIMIT 1
+    ) guard ON true
     CROSS JOIN LATERAL (
         SELECT q.ctid AS place FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = served.id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
+        WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
+          AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
+          AND (q.next_attempt_at <= now() OR (q.claimed_at < guard.retries_before AND q.next_attempt_at < 'infinity'))
         ORDER BY q.next_attempt_at, q.event_id
-        LIMIT w.capacity FOR UPDATE SKIP LOCKED
+        LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
+        FOR UPDATE SKIP LOCKED
     ) due;
+
+    IF EXISTS (SELECT FROM webhook.breaker b
+               WHERE b.endpoint_id = ANY (endpoint_ids)
+                 AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)) THEN
+        exceptions := webhook.pick_exceptions(endpoint_ids, our_origin);
+        PERFORM webhook.end_catching_up(endpoint_ids);
+    END IF;
 
     -- They are locked, so they stay in their places.
     RETURN QUERY
@@ -87,14 +113,14 @@ BEGIN
         UPDATE webhook.delivery_queue q
         SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
             claimed_at = now(), claimed_by = instance
-        WHERE q.ctid = ANY (picked)
+        WHERE q.ctid = ANY (picked || exceptions)
         RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
     )
     SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at
     FROM claimed c
     LEFT JOIN LATERAL (
-        SELECT v.payload::text AS payload, to_char(v.created_at, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS occurred_at
-        FROM webhook.event v WHERE v.id = c.event_id LIMIT 1
+        SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at
+        FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
     ) event ON true;
 END $$;
 

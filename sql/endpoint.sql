@@ -38,6 +38,23 @@ BEGIN
     RETURN keys;
 END $$;
 
+-- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
+-- attempt is judged again.
+CREATE FUNCTION webhook.require_permitted_url(url text) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    problem text := webhook.url_problem(url);
+BEGIN
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem,
+            HINT = coalesce((SELECT format('Use another URL, or have a superuser change %s; a reload of the configuration applies it.',
+                                           string_agg(setting[1], ' or '))
+                             FROM regexp_matches(problem, 'webhook[.][a-z_]+', 'g') AS setting
+                             HAVING count(*) > 0),
+                            'Give a whole URL such as https://example.com/hooks.');
+    END IF;
+END $$;
+
 -- Says what is wrong with an endpoint, with the remedy; every way to write one passes here.
 CREATE FUNCTION webhook.check_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -56,8 +73,8 @@ BEGIN
     ELSIF NEW.format <> 'standard' OR num_nonnulls(NEW.template, NEW.filter, NEW.rate_limit) > 0 THEN
         problem := 'formats other than standard, templates, filters and rate limits are not supported yet';
         remedy := 'Leave format at standard, and template, filter and rate_limit null.';
-    ELSIF NEW.name !~ '^[^[:cntrl:]]{1,200}$' THEN
-        problem := 'the name must have 1 to 200 characters and no control characters';
+    ELSIF NEW.name !~ '^[^[:cntrl:]]{1,200}$' OR NEW.name = '*' THEN
+        problem := 'the name must have 1 to 200 characters, no control characters, and not be *';
         remedy := 'Choose a short name such as ''billing''.';
     ELSIF NEW.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
         problem := 'the tenant must have 1 to 200 characters, no white space and no control characters';
@@ -119,9 +136,12 @@ BEGIN
         RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem, HINT = remedy;
     END IF;
 
-    -- On INSERT this is webhook_add_endpoint's to say: a restore may bring endpoints before policies.
+    -- On INSERT these are webhook_add_endpoint's to say: a restore may bring endpoints before policies.
     IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
         PERFORM webhook.require_policy(NEW.policy);
+    END IF;
+    IF TG_OP = 'UPDATE' AND NEW.url <> OLD.url THEN
+        PERFORM webhook.require_permitted_url(NEW.url);
     END IF;
     IF TG_OP = 'UPDATE' AND NEW.id <> OLD.id THEN
         RAISE EXCEPTION 'the id of an endpoint cannot be changed' USING ERRCODE = 'invalid_parameter_value',
@@ -143,16 +163,16 @@ END $$;
 CREATE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
 
-CREATE FUNCTION webhook.wake_after_statement() RETURNS trigger
+CREATE FUNCTION webhook.wake_worker() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.wake();
     RETURN NULL;
 END $$;
 
--- Resumed, adopted or given another URL: the worker looks at once.
+-- Resumed, adopted or given another URL: the worker looks at once. By row, since settle() updates none most of the time.
 CREATE TRIGGER wake AFTER UPDATE ON webhook.endpoint
-    FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_after_statement();
+    FOR EACH ROW EXECUTE FUNCTION webhook.wake_worker();
 
 CREATE FUNCTION webhook.require_endpoint(endpoint_name text) RETURNS int
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -161,7 +181,8 @@ DECLARE
 BEGIN
     IF found_id IS NULL THEN
         RAISE EXCEPTION 'endpoint "%" does not exist', endpoint_name USING ERRCODE = 'undefined_object',
-            HINT = 'SELECT name FROM webhook.endpoint lists them; webhook_add_endpoint() makes one.';
+            HINT = coalesce(webhook.did_you_mean(endpoint_name, ARRAY(SELECT e.name FROM webhook.endpoint e)),
+                            'SELECT name FROM webhook.endpoint lists them; webhook_add_endpoint() makes one.');
     END IF;
     RETURN found_id;
 END $$;
@@ -188,20 +209,9 @@ BEGIN
         RAISE EXCEPTION 'endpoint "%" already exists', webhook_add_endpoint.name USING ERRCODE = 'duplicate_object',
             HINT = 'Choose another name, or change the one there is: UPDATE webhook.endpoint SET url = ..';
     END IF;
+    PERFORM webhook.require_permitted_url(webhook_add_endpoint.url);
     INSERT INTO webhook.secret (endpoint_id, secret)
     VALUES (webhook_add_endpoint.id, webhook_add_endpoint.secret);
-END $$;
-
--- The message never contains the secret.
-CREATE FUNCTION webhook.require_secret(secret text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF secret !~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
-       OR octet_length(decode(substr(secret, 7), 'base64')) NOT BETWEEN 24 AND 64 THEN
-        RAISE EXCEPTION 'signing secret is not valid' USING ERRCODE = 'invalid_parameter_value',
-            DETAIL = 'A secret is whsec_ followed by 24 to 64 bytes in base64.',
-            HINT = 'Leave it out, and one is made for you.';
-    END IF;
 END $$;
 
 -- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table.
@@ -218,19 +228,8 @@ BEGIN
     DELETE FROM webhook.endpoint e WHERE e.id = removed_id;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = removed_id;
     DELETE FROM webhook.breaker b WHERE b.endpoint_id = removed_id;
-    WITH gone AS (DELETE FROM webhook.delivery_queue q WHERE q.endpoint_id = removed_id RETURNING q.*)
-    INSERT INTO webhook.delivery
-        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-         coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
-    SELECT event_id, endpoint_id, event_type, CASE pending WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, attempts,
-           max_attempts, next_attempt_at, expires_at, ordering_key,
-           coalesce_key, claim_seq, last_status_code, 'endpoint removed', duration_ms, created_at, now()
-    FROM gone;
+    PERFORM webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id),
+                                  CASE pending WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, 'endpoint removed')
+    FROM webhook.delivery_queue q WHERE q.endpoint_id = removed_id
+    HAVING count(*) > 0;
 END $$;
-
--- @api public
-CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
-    LANGUAGE sql STABLE
-    RETURN (SELECT s.secret FROM webhook.secret s
-            WHERE s.endpoint_id = webhook.require_endpoint(name) AND (s.expires_at IS NULL OR s.expires_at > now())
-            ORDER BY s.created_at DESC LIMIT 1);

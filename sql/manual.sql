@@ -17,6 +17,10 @@ BEGIN
         IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NEW.next_attempt_at = OLD.next_attempt_at THEN
             NEW.next_attempt_at := now();
         END IF;
+        -- The time that a person chose is not brought forward when a breaker closes.
+        IF NEW.status = 'PENDING' AND NEW.next_attempt_at <> OLD.next_attempt_at THEN
+            NEW.claimed_at := NULL;
+        END IF;
         RETURN NEW;
     ELSIF NEW.status = 'PENDING' THEN
         IF NOT EXISTS (SELECT FROM webhook.endpoint e WHERE e.id = NEW.endpoint_id) THEN
@@ -53,7 +57,7 @@ CREATE TRIGGER manual_update BEFORE UPDATE ON webhook.delivery
     EXECUTE FUNCTION webhook.manual_update();
 
 CREATE TRIGGER wake AFTER UPDATE ON webhook.delivery
-    FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_after_statement();
+    FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_worker();
 
 CREATE FUNCTION webhook.refuse_update_of_leaf() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -24,7 +24,8 @@ CREATE FUNCTION webhook.add_tally(
         ON CONFLICT (endpoint_id, hour, status, latency_class) DO UPDATE
         SET deliveries = t.deliveries + excluded.deliveries,
             retried = t.retried + excluded.retried,
-            retries = t.retries + excluded.retries;
+            retries = t.retries + excluded.retries,
+            last_at = now();
     END;
 
 -- The last 24 hours: what is finished in them, and from emit to success for what succeeded.

@@ -10,6 +10,30 @@ CREATE FUNCTION webhook.new_secret() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'new_secret_wrapper';
 
+-- Why the settings of this server forbid a URL, as far as can be said without looking its host up; null if they do not.
+CREATE FUNCTION webhook.url_problem(url text) RETURNS text
+    LANGUAGE c STABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'url_problem_wrapper';
+
+-- For a HINT: the names that are close to one that does not exist; null where none is.
+CREATE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
+
+-- The request that an attempt would send now, by the code that sends it.
+CREATE FUNCTION webhook.render_request(
+    event_id uuid, event_type text, occurred_at text, payload text, earlier_attempts int,
+    url text, header_names text[], header_values text[], secrets text[],
+    OUT sent_url text, OUT sent_header_names text[], OUT sent_header_values text[], OUT body text)
+    RETURNS SETOF record
+    LANGUAGE c VOLATILE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'render_request_wrapper';
+
+-- Whether one of the signatures is that of the message; takes as long whatever they are.
+CREATE FUNCTION webhook.is_signed(secret text, id text, sent_at text, signatures text, body bytea) RETURNS boolean
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'is_signed_wrapper';
+
 -- Wakes this database's worker when the current transaction commits.
 CREATE FUNCTION webhook.wake() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -55,7 +55,8 @@ CREATE FUNCTION webhook.require_policy(policy_name text) RETURNS void
 BEGIN
     IF NOT EXISTS (SELECT FROM webhook.policy p WHERE p.name = policy_name) THEN
         RAISE EXCEPTION 'policy "%" does not exist', policy_name USING ERRCODE = 'undefined_object',
-            HINT = 'SELECT name FROM webhook.policy lists them; INSERT INTO webhook.policy makes one.';
+            HINT = coalesce(webhook.did_you_mean(policy_name, ARRAY(SELECT p.name FROM webhook.policy p)),
+                            'SELECT name FROM webhook.policy lists them; INSERT INTO webhook.policy makes one.');
     END IF;
 END $$;
 

@@ -22,32 +22,29 @@ CREATE FUNCTION webhook.release_lost(
     event_ids uuid[], endpoint_ids int[], OUT released bigint, OUT failed bigint, OUT locked bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET webhook.engine = on AS $$
 #variable_conflict use_column
+DECLARE
+    spent_event_ids uuid[];
+    spent_endpoint_ids int[];
 BEGIN
     WITH lost AS MATERIALIZED (
-        SELECT q.* FROM unnest(event_ids, endpoint_ids) AS l (event_id, endpoint_id)
+        SELECT q.event_id, q.endpoint_id, q.attempts < q.max_attempts AS has_attempts_left
+        FROM unnest(event_ids, endpoint_ids) AS l (event_id, endpoint_id)
         JOIN webhook.delivery_queue q USING (event_id, endpoint_id)
         WHERE q.status = 'SENDING'
         FOR UPDATE OF q SKIP LOCKED
     ), requeued AS (
         UPDATE webhook.delivery_queue q
-        SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL, last_error = 'worker lost'
+        SET status = 'PENDING', claimed_by = NULL, last_error = 'worker lost'
         FROM lost l
-        WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND l.attempts < l.max_attempts
-        RETURNING 1
-    ), removed AS (
-        DELETE FROM webhook.delivery_queue q USING lost l
-        WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND l.attempts >= l.max_attempts
-    ), dead AS (
-        INSERT INTO webhook.dead_letter
-            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-             coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
-        SELECT event_id, endpoint_id, event_type, 'FAILED', attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-               coalesce_key, claim_seq, last_status_code, 'worker lost', duration_ms, created_at, now()
-        FROM lost l WHERE l.attempts >= l.max_attempts
+        WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND l.has_attempts_left
         RETURNING 1
     )
-    SELECT (SELECT count(*) FROM requeued), (SELECT count(*) FROM dead), cardinality(event_ids) - (SELECT count(*) FROM lost)
-    INTO released, failed, locked;
+    SELECT (SELECT count(*) FROM requeued), cardinality(event_ids) - count(*),
+           array_agg(l.event_id) FILTER (WHERE NOT l.has_attempts_left),
+           array_agg(l.endpoint_id) FILTER (WHERE NOT l.has_attempts_left)
+    INTO released, locked, spent_event_ids, spent_endpoint_ids
+    FROM lost l;
+    failed := webhook.finish_queued(spent_event_ids, spent_endpoint_ids, 'FAILED', 'worker lost');
 END $$;
 
 -- Releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not know to be
@@ -86,25 +83,14 @@ CREATE FUNCTION webhook.cancel_orphans() RETURNS bigint
 DECLARE
     cancelled bigint;
 BEGIN
-    WITH orphan AS (
-        SELECT q.event_id, q.endpoint_id FROM webhook.removed_endpoint r
-        CROSS JOIN LATERAL (
-            SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-            WHERE q.endpoint_id = r.id LIMIT 1000 FOR UPDATE SKIP LOCKED
-        ) q
-    ), gone AS (
-        DELETE FROM webhook.delivery_queue q USING orphan o
-        WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
-        RETURNING q.*
-    )
-    INSERT INTO webhook.delivery_history
-        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-         coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
-    SELECT event_id, endpoint_id, event_type, 'CANCELLED', attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-           coalesce_key, claim_seq, last_status_code, 'endpoint removed', duration_ms, created_at, now()
-    FROM gone;
-    GET DIAGNOSTICS cancelled = ROW_COUNT;
-    RETURN cancelled;
+    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'CANCELLED', 'endpoint removed') INTO cancelled
+    FROM webhook.removed_endpoint r
+    CROSS JOIN LATERAL (
+        SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = r.id LIMIT 1000 FOR UPDATE SKIP LOCKED
+    ) q
+    HAVING count(*) > 0;
+    RETURN coalesce(cancelled, 0);
 END $$;
 
 -- Takes over the endpoints of a restored or copied database, which are held until then; says how many. What was in

@@ -5,34 +5,84 @@ CREATE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
 
+-- What the worker does, as people are told it, and what to do about it.
+CREATE FUNCTION webhook.worker_state(
+    OUT pid int, OUT state text, OUT reason text, OUT in_flight int, OUT last_error text, OUT last_error_at timestamptz)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    foreign_count bigint := webhook.foreign_endpoints();
+BEGIN
+    SELECT w.pid, w.state, w.reason, w.in_flight, w.last_error, w.last_error_at
+    INTO pid, state, reason, in_flight, last_error, last_error_at
+    FROM webhook.worker_report() w;
+
+    IF NOT webhook.is_preloaded() THEN
+        worker_state.state := 'not preloaded';
+        worker_state.reason := 'add webhook to shared_preload_libraries in postgresql.conf and restart the server';
+    ELSIF worker_state.state IS NULL THEN
+        worker_state.state := 'no worker';
+    ELSIF worker_state.state = 'running' AND foreign_count > 0 THEN
+        worker_state.state := 'held';
+        worker_state.reason := format(
+            '%s of %s endpoints belong to another installation (a restored or copied database?); SELECT webhook_adopt() takes them over',
+            foreign_count, (SELECT count(*) FROM webhook.endpoint));
+    END IF;
+END $$;
+
 -- @api public
 CREATE FUNCTION @extschema@.webhook_status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint,
                    oldest_due interval, last_error text, last_error_at timestamptz)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
-DECLARE
-    foreign_count bigint := webhook.foreign_endpoints();
 BEGIN
     RETURN QUERY
-    SELECT current_database(), w.pid,
-           CASE
-               WHEN NOT webhook.is_preloaded() THEN 'not preloaded'
-               WHEN w.state = 'running' AND foreign_count > 0 THEN 'held'
-               ELSE coalesce(w.state, 'no worker')
-           END,
-           CASE
-               WHEN NOT webhook.is_preloaded() THEN
-                   'add webhook to shared_preload_libraries in postgresql.conf and restart the server'
-               WHEN w.state = 'running' AND foreign_count > 0 THEN
-                   format('%s of %s endpoints belong to another installation (a restored or copied database?); SELECT webhook_adopt() takes them over',
-                          foreign_count, (SELECT count(*) FROM webhook.endpoint))
-               ELSE w.reason
-           END,
-           coalesce(w.in_flight, 0), q.queued, q.due, q.oldest_due, w.last_error, w.last_error_at
-    FROM (SELECT count(*) AS queued,
+    SELECT current_database(), w.pid, w.state, w.reason, coalesce(w.in_flight, 0), q.queued, q.due, q.oldest_due,
+           w.last_error, w.last_error_at
+    FROM webhook.worker_state() w,
+         (SELECT count(*) AS queued,
                  count(*) FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS due,
                  now() - min(d.next_attempt_at) FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS oldest_due
-          FROM webhook.delivery_queue d) q
-    LEFT JOIN webhook.worker_report() w ON true;
+          FROM webhook.delivery_queue d) q;
 END $$;
+
+-- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.
+CREATE FUNCTION webhook.masked_url(url text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', '\1/***');
+
+-- Each endpoint and how it is doing. Counters of deliveries are of this moment; the last success, our own events not counted,
+-- is known to within 5 s.
+-- @api public
+CREATE VIEW webhook.endpoint_status AS
+SELECT e.name, e.tenant,
+       CASE
+           WHEN e.disabled_at IS NOT NULL THEN 'DISABLED'
+           WHEN e.paused_at IS NOT NULL THEN 'PAUSED'
+           WHEN b.state <> 'CLOSED' THEN b.state
+           WHEN b.consecutive_failures > 0 THEN 'DEGRADED'
+           ELSE 'ACTIVE'
+       END AS state,
+       coalesce(e.disabled_reason, b.reason) AS reason,
+       coalesce(e.disabled_at, e.paused_at, b.opened_at) AS since,
+       coalesce(b.consecutive_failures, 0) AS consecutive_failures,
+       coalesce(b.trips, 0) AS trips,
+       CASE WHEN b.state = 'OPEN' AND e.disabled_at IS NULL AND e.paused_at IS NULL THEN b.probe_at END AS next_probe_at,
+       success.last_at AS last_success_at, b.last_failure_at, b.last_error,
+       queue.queued, queue.in_flight,
+       CASE WHEN e.disabled_at IS NOT NULL OR e.paused_at IS NOT NULL OR b.state <> 'CLOSED' THEN queue.due ELSE 0 END AS parked,
+       (SELECT count(*) FROM webhook.dead_letter d WHERE d.endpoint_id = e.id) AS failed,
+       e.policy, e.event_types, webhook.masked_url(e.url) AS url,
+       (SELECT coalesce(jsonb_object_agg(h.key, '***'), '{}') FROM jsonb_each(e.headers) AS h) AS headers,
+       e.metadata, e.created_at
+FROM webhook.endpoint e
+LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
+CROSS JOIN LATERAL (
+    SELECT count(*) AS queued, count(*) FILTER (WHERE q.status = 'SENDING') AS in_flight,
+           count(*) FILTER (WHERE q.status = 'PENDING' AND q.next_attempt_at <= now()) AS due
+    FROM webhook.delivery_queue q WHERE q.endpoint_id = e.id
+) queue
+CROSS JOIN LATERAL (
+    SELECT max(t.last_at) AS last_at FROM webhook.tally t WHERE t.endpoint_id = e.id AND t.status = 'SENT'
+) success;

@@ -44,14 +44,14 @@ CREATE TABLE webhook.policy (
     failure_threshold int            NOT NULL DEFAULT 5 CHECK (failure_threshold >= 0),
     warn_threshold    int            NOT NULL DEFAULT 3 CHECK (warn_threshold >= 0),
     cooldown          interval       NOT NULL DEFAULT '60 s' CHECK (cooldown >= '0 s'),
-    max_cooldown      interval       NOT NULL DEFAULT '60 min' CHECK (max_cooldown >= cooldown),
+    max_cooldown      interval       NOT NULL DEFAULT '60 min' CHECK (max_cooldown BETWEEN cooldown AND '1000 days'),
     breaker_counts    text           NOT NULL DEFAULT 'attempts' CHECK (breaker_counts IN ('attempts', 'final')),
     on_trip           text           NOT NULL DEFAULT 'open' CHECK (on_trip IN ('open', 'disable')),
     when_open         text           NOT NULL DEFAULT 'hold' CHECK (when_open IN ('hold', 'skip', 'fail', 'attempt')),
     on_exhausted      text           NOT NULL DEFAULT 'continue' CHECK (on_exhausted IN ('continue', 'disable')),
 
     -- what to keep
-    hold_for          interval                DEFAULT '7 days' CHECK (hold_for > '0 s'),
+    hold_for          interval                DEFAULT '7 days' CHECK (hold_for > '0 s' AND hold_for <= '1000 days'),
     keep_sent         boolean        NOT NULL DEFAULT true,
     preset            boolean        NOT NULL DEFAULT false
 );
@@ -100,7 +100,8 @@ CREATE TABLE webhook.event (
     event_type      text        NOT NULL,
     payload         jsonb       NOT NULL,
     idempotency_key text,
-    created_at      timestamptz NOT NULL
+    created_at      timestamptz NOT NULL,
+    redacted_at     timestamptz                 -- the payload is gone, and nothing of it is sent any more
 );
 
 -- One row per event and endpoint, in one of three leaves by its status: the queue stays small whatever
@@ -132,9 +133,8 @@ CREATE TABLE webhook.delivery (
 -- A claim is an UPDATE of columns that no index knows, on pages with room: always HOT. Hence no status in
 -- any index key or predicate, and the fillfactor.
 CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
-    PRIMARY KEY (event_id, endpoint_id),
     CONSTRAINT pending_or_claimed CHECK (
-        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND claimed_by IS NULL AND claimed_at IS NULL
+        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND claimed_by IS NULL
                     ELSE attempts BETWEEN 1 AND max_attempts AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END
         AND attempts >= 0 AND completed_at IS NULL)
 )
@@ -143,6 +143,9 @@ CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
           autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
           autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 CREATE INDEX delivery_queue_due ON webhook.delivery_queue (endpoint_id, next_attempt_at, event_id);
+-- The youngest index: of those that look alike, as all do on an empty table, the planner takes the youngest, and only this
+-- one finds a row by its key at once.
+ALTER TABLE webhook.delivery_queue ADD PRIMARY KEY (event_id, endpoint_id);
 
 CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (
     PRIMARY KEY (event_id, endpoint_id),
@@ -153,12 +156,13 @@ CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (
 CREATE INDEX delivery_history_completed ON webhook.delivery_history (completed_at);
 
 CREATE TABLE webhook.dead_letter PARTITION OF webhook.delivery (
-    PRIMARY KEY (event_id, endpoint_id),
     CONSTRAINT failed_with_an_error CHECK (
         completed_at IS NOT NULL AND last_error IS NOT NULL AND claimed_by IS NULL AND attempts BETWEEN 0 AND max_attempts)
 )
     FOR VALUES IN ('FAILED');
 CREATE INDEX dead_letter_completed ON webhook.dead_letter (completed_at);
+CREATE INDEX dead_letter_endpoint ON webhook.dead_letter (endpoint_id, completed_at);
+ALTER TABLE webhook.dead_letter ADD PRIMARY KEY (event_id, endpoint_id);    -- the youngest, as above
 
 CREATE TABLE webhook.attempt (
     event_id         uuid        NOT NULL,
@@ -175,17 +179,44 @@ CREATE TABLE webhook.attempt (
     PRIMARY KEY (event_id, endpoint_id, claim_seq)
 );
 
+-- One row for each endpoint that has failed; breaker.sql moves it.
 CREATE TABLE webhook.breaker (
     endpoint_id          int         PRIMARY KEY,
     state                text        NOT NULL DEFAULT 'CLOSED' CHECK (state IN ('CLOSED', 'OPEN', 'HALF_OPEN')),
     consecutive_failures int         NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
-    opened_at            timestamptz,
     last_failure_at      timestamptz,
-    probe_at             timestamptz,
-    probe_event_id       uuid,
-    trips                int         NOT NULL DEFAULT 0 CHECK (trips >= 0),
+    last_error           text,
+
+    -- while it is not closed
+    opened_at            timestamptz,                                     -- since when
     reason               text,
-    CONSTRAINT closed_or_opened CHECK ((state = 'CLOSED') = (opened_at IS NULL))
+    trips                int         NOT NULL DEFAULT 0 CHECK (trips >= 0), -- how often it has opened since it was closed
+    probe_at             timestamptz,                                     -- OPEN: the next probe; HALF_OPEN: the end of its lease
+    probe_event_id       uuid,
+    probe_claim_seq      bigint,
+
+    -- after it has closed, while the backlog drains
+    ramp                 int         CHECK (ramp > 0),                    -- most in flight
+    retries_before       timestamptz,                                     -- retries of earlier attempts are due at once
+
+    test_event_id        uuid,                                            -- sent whatever the state: webhook_test()
+    CONSTRAINT closed_or_opened CHECK (
+        CASE state WHEN 'CLOSED' THEN num_nonnulls(opened_at, probe_at) = 0 AND trips = 0
+                   ELSE num_nulls(opened_at, probe_at) = 0 AND trips > 0 AND ramp IS NULL AND retries_before IS NULL END),
+    CONSTRAINT half_open_has_a_probe CHECK (
+        num_nonnulls(probe_event_id, probe_claim_seq) = CASE state WHEN 'HALF_OPEN' THEN 2 ELSE 0 END)
+);
+
+-- What is to be told, until it has been: alerts.sql. Not part of a dump, or a copy would tell it again.
+CREATE TABLE webhook.alert (
+    id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    endpoint_id int         NOT NULL,
+    kind        text        NOT NULL CHECK (kind IN ('degraded', 'opened', 'closed', 'disabled', 'failed')),
+    reason      text,
+    is_own      boolean     NOT NULL DEFAULT false,                       -- an event of ours is the cause, so no other tells it
+    deliveries  bigint      NOT NULL DEFAULT 1,
+    event_ids   uuid[]      NOT NULL DEFAULT '{}',
+    raised_at   timestamptz NOT NULL DEFAULT now()
 );
 
 -- What was finished in an hour, by endpoint, end and latency: the counters behind webhook.metrics.
@@ -197,7 +228,8 @@ CREATE TABLE webhook.tally (
     deliveries    bigint      NOT NULL,
     retried       bigint      NOT NULL,
     retries       bigint      NOT NULL,
-    PRIMARY KEY (endpoint_id, hour, status, latency_class)
+    last_at       timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (endpoint_id, status, hour, latency_class)
 ) WITH (fillfactor = 70);
 
 -- Each run of a worker has a number of its own. It signs its claims with it and holds an advisory lock on

@@ -1,9 +1,15 @@
 //! The functions that SQL calls; `sql/native.sql` declares them.
 
+use crate::names;
+use crate::notice;
+use crate::settings;
 use crate::shmem;
 use crate::wake;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+use webhook_delivery::{Attempt, Key, Route};
 
 #[pg_extern(sql = false)]
 fn new_id() -> pgrx::Uuid {
@@ -14,6 +20,74 @@ fn new_id() -> pgrx::Uuid {
 fn new_secret() -> String {
     webhook_delivery::signing::new_secret()
         .unwrap_or_else(|error| error!("no random numbers from the system: {error}"))
+}
+
+#[pg_extern(sql = false)]
+fn is_signed(secret: &str, id: &str, sent_at: &str, signatures: &str, body: &[u8]) -> bool {
+    webhook_delivery::signing::verify(secret, id, sent_at, signatures, body)
+}
+
+#[pg_extern(sql = false)]
+fn url_problem(url: &str) -> Option<String> {
+    settings::network().judge_url(url).err()
+}
+
+#[pg_extern(sql = false)]
+fn did_you_mean(wanted: &str, names: Vec<String>) -> Option<String> {
+    names::did_you_mean(wanted, &names)
+}
+
+/// A request as an attempt would send it.
+#[pg_extern(sql = false)]
+#[allow(clippy::too_many_arguments, clippy::type_complexity)]
+fn render_request(
+    event_id: pgrx::Uuid,
+    event_type: String,
+    occurred_at: String,
+    payload: String,
+    earlier_attempts: i32,
+    url: String,
+    header_names: Vec<String>,
+    header_values: Vec<String>,
+    secrets: Vec<String>,
+) -> TableIterator<
+    'static,
+    (
+        name!(url, String),
+        name!(header_names, Vec<String>),
+        name!(header_values, Vec<String>),
+        name!(body, String),
+    ),
+> {
+    let attempt = Attempt {
+        key: Key {
+            event_id: uuid::Uuid::from_bytes(*event_id.as_bytes()),
+            endpoint_id: 0,
+            claim_seq: 0,
+        },
+        earlier_attempts,
+        event_type,
+        occurred_at,
+        payload,
+        route: Arc::new(Route {
+            endpoint_id: 0,
+            url,
+            headers: header_names.into_iter().zip(header_values).collect(),
+            secrets,
+            connect_timeout: Duration::ZERO,
+            timeout: Duration::ZERO,
+            max_in_flight: 0,
+        }),
+    };
+    let preview = webhook_delivery::preview(&attempt).unwrap_or_else(|failure| {
+        notice::refuse(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("the request cannot be made: {}", failure.message),
+            "Correct the row in webhook.endpoint or webhook.secret.",
+        )
+    });
+    let (names, values) = preview.headers.into_iter().unzip();
+    TableIterator::once((preview.url, names, values, preview.body))
 }
 
 #[pg_extern(sql = false, name = "wake")]

@@ -6,6 +6,7 @@ use pgrx::prelude::*;
 mod api;
 mod ddl_hook;
 mod launcher;
+mod names;
 mod notice;
 mod pg_compat;
 mod schema;

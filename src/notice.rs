@@ -4,7 +4,16 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 pub fn warn(code: PgSqlErrorCode, message: String, hint: &str) {
+    let mut report = ErrorReport::new(code, message, function_name!());
+    if !hint.is_empty() {
+        report = report.set_hint(hint);
+    }
+    report.report(PgLogLevel::WARNING);
+}
+
+pub fn refuse(code: PgSqlErrorCode, message: String, hint: &str) -> ! {
     ErrorReport::new(code, message, function_name!())
         .set_hint(hint)
-        .report(PgLogLevel::WARNING);
+        .report(PgLogLevel::ERROR);
+    unreachable!("an ERROR does not return")
 }

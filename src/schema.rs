@@ -10,13 +10,25 @@ extension_sql_file!(
     requires = ["native"]
 );
 extension_sql_file!("../sql/policy.sql", name = "policy", requires = ["presets"]);
+extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["policy"]);
 extension_sql_file!(
     "../sql/endpoint.sql",
     name = "endpoint",
-    requires = ["policy"]
+    requires = ["moves"]
 );
-extension_sql_file!("../sql/emit.sql", name = "emit", requires = ["endpoint"]);
-extension_sql_file!("../sql/claim.sql", name = "claim", requires = ["emit"]);
+extension_sql_file!(
+    "../sql/secrets.sql",
+    name = "secrets",
+    requires = ["endpoint"]
+);
+extension_sql_file!("../sql/emit.sql", name = "emit", requires = ["secrets"]);
+extension_sql_file!("../sql/breaker.sql", name = "breaker", requires = ["emit"]);
+extension_sql_file!(
+    "../sql/parking.sql",
+    name = "parking",
+    requires = ["breaker"]
+);
+extension_sql_file!("../sql/claim.sql", name = "claim", requires = ["parking"]);
 extension_sql_file!("../sql/metrics.sql", name = "metrics", requires = ["claim"]);
 extension_sql_file!("../sql/settle.sql", name = "settle", requires = ["metrics"]);
 extension_sql_file!(
@@ -25,8 +37,34 @@ extension_sql_file!(
     requires = ["settle"]
 );
 extension_sql_file!("../sql/manual.sql", name = "manual", requires = ["recover"]);
-extension_sql_file!("../sql/status.sql", name = "status", requires = ["manual"]);
-extension_sql_file!("../sql/grants.sql", name = "grants", requires = ["status"]);
+extension_sql_file!(
+    "../sql/dead_letter.sql",
+    name = "dead_letter",
+    requires = ["manual"]
+);
+extension_sql_file!(
+    "../sql/retention.sql",
+    name = "retention",
+    requires = ["dead_letter"]
+);
+extension_sql_file!(
+    "../sql/status.sql",
+    name = "status",
+    requires = ["retention"]
+);
+extension_sql_file!(
+    "../sql/operate.sql",
+    name = "operate",
+    requires = ["status"]
+);
+extension_sql_file!("../sql/alerts.sql", name = "alerts", requires = ["operate"]);
+extension_sql_file!(
+    "../sql/preview.sql",
+    name = "preview",
+    requires = ["alerts"]
+);
+extension_sql_file!("../sql/why.sql", name = "why", requires = ["preview"]);
+extension_sql_file!("../sql/grants.sql", name = "grants", requires = ["why"]);
 extension_sql_file!(
     "../sql/start.sql",
     name = "start",

@@ -1,9 +1,13 @@
 //! The settings, as postgresql.conf knows them.
 
+use crate::notice;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
-use pgrx::pg_sys;
-use std::ffi::CString;
+use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
+use webhook_delivery::{Network, Networks, Ports, RequireHttps};
 
 #[derive(PostgresGucEnum, Clone, Copy, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
@@ -12,15 +16,32 @@ pub enum KeepAttempts {
     all,
 }
 
+#[derive(PostgresGucEnum, Clone, Copy, PartialEq, Eq)]
+#[allow(non_camel_case_types)]
+pub enum HttpsRequired {
+    on,
+    public,
+    off,
+}
+
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SITE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ROLE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static ALLOW_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static DENY_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static ALLOW_PORTS: GucSetting<Option<CString>> =
+    GucSetting::<Option<CString>>::new(Some(c"80, 443, 1024-65535"));
+static REQUIRE_HTTPS: GucSetting<HttpsRequired> =
+    GucSetting::<HttpsRequired>::new(HttpsRequired::public);
+static CA_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
 static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 static MAX_RETRY_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(86_400);
+static RETENTION_SENT_MIN: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
+static RETENTION_FAILED_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static KEEP_ATTEMPTS: GucSetting<KeepAttempts> =
     GucSetting::<KeepAttempts>::new(KeepAttempts::failed);
 static ENGINE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -47,6 +68,58 @@ pub fn define() {
         c"Role that the worker acts as; empty for the owner of the extension.",
         c"",
         &ROLE,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    // SAFETY: the hooks are guarded against panics.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"webhook.allow_networks",
+            c"Networks of special purpose that endpoints may be in, such as 10.0.0.0/8, fd00::/8.",
+            c"Public addresses need not be listed. Without an entry no private, local or own address is dialled.",
+            &ALLOW_NETWORKS,
+            GucContext::Sighup,
+            GucFlags::default(),
+            Some(check_networks),
+            None,
+            None,
+        );
+        GucRegistry::define_string_guc_with_hooks(
+            c"webhook.deny_networks",
+            c"Networks that no endpoint may be in, public or not.",
+            c"Counts more than webhook.allow_networks.",
+            &DENY_NETWORKS,
+            GucContext::Sighup,
+            GucFlags::default(),
+            Some(check_networks),
+            None,
+            None,
+        );
+        GucRegistry::define_string_guc_with_hooks(
+            c"webhook.allow_ports",
+            c"Ports that endpoints may have, such as 443, 8000-8999.",
+            c"",
+            &ALLOW_PORTS,
+            GucContext::Sighup,
+            GucFlags::default(),
+            Some(check_ports),
+            None,
+            None,
+        );
+    }
+    GucRegistry::define_enum_guc(
+        c"webhook.require_https",
+        c"Where plain http is refused: on everywhere, public outside webhook.allow_networks, off nowhere.",
+        c"",
+        &REQUIRE_HTTPS,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_string_guc(
+        c"webhook.ca_file",
+        c"File with certificate authorities, in PEM format, that are trusted beside those of the system.",
+        c"A relative path begins at the data directory. A reload reads the file again.",
+        &CA_FILE,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -110,6 +183,26 @@ pub fn define() {
         GucContext::Suset,
         GucFlags::UNIT_S,
     );
+    GucRegistry::define_int_guc(
+        c"webhook.retention_sent",
+        c"Time for which deliveries are kept after they were sent or cancelled, and events that no delivery needs.",
+        c"-1 keeps them for ever.",
+        &RETENTION_SENT_MIN,
+        -1,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_MIN,
+    );
+    GucRegistry::define_int_guc(
+        c"webhook.retention_failed",
+        c"Time for which deliveries are kept in webhook.dead_letter.",
+        c"-1 keeps them for ever.",
+        &RETENTION_FAILED_MIN,
+        -1,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_MIN,
+    );
     GucRegistry::define_enum_guc(
         c"webhook.keep_attempts",
         c"Which attempts are written to webhook.attempt.",
@@ -133,6 +226,52 @@ pub fn reserve_prefix() {
     unsafe { pg_sys::MarkGUCPrefixReserved(c"webhook".as_ptr()) }
 }
 
+#[pg_guard]
+unsafe extern "C-unwind" fn check_networks(
+    new_value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: as the caller of a check hook guarantees.
+    unsafe { is_valid::<Networks>(*new_value) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn check_ports(
+    new_value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: as the caller of a check hook guarantees.
+    unsafe { is_valid::<Ports>(*new_value) }
+}
+
+/// Leaves what is wrong as the DETAIL of the server's message. Where it starts, the server would do no more than
+/// warn, and nothing would be denied that the administrator meant to deny: then it does not start.
+///
+/// # Safety
+/// `value` is a C string, and this is the main thread.
+unsafe fn is_valid<T: FromStr<Err = String>>(value: *const c_char) -> bool {
+    // SAFETY: as promised above; the server frees the context once it has shown the message.
+    unsafe {
+        let value = CStr::from_ptr(value).to_string_lossy();
+        let Err(problem) = value.parse::<T>() else {
+            return true;
+        };
+        if pg_sys::process_shared_preload_libraries_in_progress {
+            notice::refuse(
+                PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+                format!("the settings of webhook are not valid: {problem}"),
+                "Correct webhook.allow_networks, webhook.deny_networks or webhook.allow_ports in the configuration.",
+            );
+        }
+        let problem = CString::new(problem).unwrap_or_default();
+        pg_sys::GUC_check_errdetail_string =
+            pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, problem.as_ptr());
+        false
+    }
+}
+
 /// On SIGHUP, between transactions. Says whether there was something to reload.
 pub fn reload_if_asked() -> bool {
     // SAFETY: main thread, outside of any transaction.
@@ -151,6 +290,8 @@ pub fn reload_if_asked() -> bool {
 pub struct Settings {
     pub enabled: bool,
     pub role: Option<String>,
+    pub network: Network,
+    pub ca_file: Option<PathBuf>,
     pub workers: usize,
     pub max_in_flight: usize,
     pub poll_interval: Duration,
@@ -162,14 +303,39 @@ impl Settings {
         let positive = |value: i32| usize::try_from(value).unwrap_or(1);
         Settings {
             enabled: ENABLED.get(),
-            role: ROLE
-                .get()
-                .map(|role| role.to_string_lossy().into_owned())
-                .filter(|role| !role.is_empty()),
+            role: Some(text(&ROLE)).filter(|role| !role.is_empty()),
+            network: network(),
+            ca_file: Some(text(&CA_FILE))
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
             workers: positive(WORKERS.get()),
             max_in_flight: positive(MAX_IN_FLIGHT.get()),
             poll_interval: Duration::from_millis(positive(POLL_INTERVAL_MS.get()) as u64),
             stale_after: Duration::from_secs(positive(STALE_AFTER_S.get()) as u64),
         }
     }
+}
+
+/// Where endpoints may be.
+pub fn network() -> Network {
+    Network {
+        allow: parsed(&ALLOW_NETWORKS),
+        deny: parsed(&DENY_NETWORKS),
+        ports: parsed(&ALLOW_PORTS),
+        require_https: match REQUIRE_HTTPS.get() {
+            HttpsRequired::on => RequireHttps::On,
+            HttpsRequired::public => RequireHttps::Public,
+            HttpsRequired::off => RequireHttps::Off,
+        },
+    }
+}
+
+fn parsed<T: FromStr<Err = String>>(setting: &GucSetting<Option<CString>>) -> T {
+    text(setting).parse().expect("its check hook has parsed it")
+}
+
+fn text(setting: &GucSetting<Option<CString>>) -> String {
+    setting
+        .get()
+        .map_or_else(String::new, |value| value.to_string_lossy().into_owned())
 }

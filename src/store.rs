@@ -15,10 +15,11 @@ use std::panic::AssertUnwindSafe;
 use std::thread::LocalKey;
 use webhook_delivery::Key;
 
-pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle};
+pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use upkeep::{
-    Extension, Tally, add_tally, begin_instance, cancel_orphans, find_extension, foreign_endpoints,
-    longest_request, recover,
+    Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
+    expire_parked, expire_tally, find_extension, foreign_endpoints, longest_request, raise_alerts,
+    recover,
 };
 
 /// What went wrong in a transaction. It has been rolled back.

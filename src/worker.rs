@@ -4,9 +4,11 @@
 //! the socket of the pool. Requests are sent by the pool's threads; no transaction is open meanwhile.
 
 mod ledger;
+mod retention;
 mod turn;
 
 use crate::launcher;
+use crate::notice;
 use crate::pg_compat;
 use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
@@ -14,9 +16,11 @@ use crate::store::{self, Ending, Extension, Tally, Trouble};
 use ledger::Ledger;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::prelude::*;
+use retention::Retention;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use turn::Agenda;
-use webhook_delivery::{FailureKind, Outcome, Pool};
+use webhook_delivery::{FailureKind, Outcome, Pool, Roots, Setup};
 
 /// What is in flight when the worker is told to stop gets this long to end by itself, and this long to
 /// notice that it was interrupted. With the settling that follows, the worker is out in under 5 seconds.
@@ -115,14 +119,20 @@ struct Worker {
     database: pg_sys::Oid,
     extension: Extension,
     settings: Settings,
+    setup: Setup,
     pool: Pool,
     /// Taken when first something may be claimed.
     instance: Option<i32>,
     ledger: Ledger,
     agenda: Agenda,
     tally: Tally,
+    retention: Retention,
     next_recovery: Instant,
     next_survey: Instant,
+    /// Nothing where there is nothing to tell.
+    next_alerts: Option<Instant>,
+    last_alerts: Instant,
+    next_turning_away: Instant,
     foreign_endpoints: i64,
     longest_request: Duration,
     errors_in_a_row: u32,
@@ -137,22 +147,33 @@ impl Worker {
         };
         let settings = Settings::current();
         store::act_as(settings.role.as_deref().unwrap_or(&extension.owner))?;
-        let pool =
-            Pool::start(threads_within_limits(settings.workers)).map_err(|error| Trouble {
-                code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
-                message: format!("cannot start the threads that send requests: {error}"),
-            })?;
+        let setup = Setup {
+            network: settings.network.clone(),
+            roots: load_roots(settings.ca_file.as_deref())
+                .or_else(|| Roots::load(None).ok())
+                .unwrap_or_default(),
+        };
+        let threads = threads_within_limits(settings.workers);
+        let pool = Pool::start(threads, setup.clone()).map_err(|error| Trouble {
+            code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
+            message: format!("cannot start the threads that send requests: {error}"),
+        })?;
         Ok(Some(Worker {
             database,
             extension,
             settings,
+            setup,
             pool,
             instance: None,
             ledger: Ledger::default(),
             agenda: Agenda::default(),
             tally: Tally::default(),
+            retention: Retention::default(),
             next_recovery: Instant::now(),
             next_survey: Instant::now(),
+            next_alerts: None,
+            last_alerts: Instant::now(),
+            next_turning_away: Instant::now(),
             foreign_endpoints: 0,
             longest_request: Duration::ZERO,
             errors_in_a_row: 0,
@@ -214,6 +235,7 @@ impl Worker {
                 return Some(End::Stop);
             }
             self.settings = settings;
+            self.set_up();
             self.next_survey = Instant::now();
         }
         let database_is_wanted = shmem::read(|registry| {
@@ -222,6 +244,20 @@ impl Worker {
                 .is_some_and(|slot| slot.stopped_for != 0)
         });
         database_is_wanted.then_some(End::Stop)
+    }
+
+    /// The networks change even where the file of certificate authorities cannot be loaded.
+    fn set_up(&mut self) {
+        let setup = Setup {
+            network: self.settings.network.clone(),
+            roots: load_roots(self.settings.ca_file.as_deref())
+                .unwrap_or_else(|| self.setup.roots.clone()),
+        };
+        // A setup of its own closes the idle connections.
+        if setup != self.setup {
+            self.pool.set_up(setup.clone());
+            self.setup = setup;
+        }
     }
 
     /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
@@ -270,6 +306,19 @@ impl Worker {
             serve_interrupts();
         }
     }
+}
+
+fn load_roots(ca_file: Option<&Path>) -> Option<Roots> {
+    Roots::load(ca_file)
+        .inspect_err(|problem| {
+            notice::warn(
+                PgSqlErrorCode::ERRCODE_CONFIG_FILE_ERROR,
+                format!("webhook.ca_file could not be loaded: {problem}"),
+                "Correct it and reload the configuration. Until then the worker trusts whom it trusted before, \
+                 and a new one the certificate authorities of the system alone.",
+            );
+        })
+        .ok()
 }
 
 /// Trouble of our own while shutting down is the shutdown itself.

@@ -11,14 +11,15 @@ use webhook_delivery::{Attempt, FailureKind, Key, Outcome, Route};
 
 thread_local! {
     static AGENDA: Call = const {
-        Call::new("SELECT endpoint_id, due_in_ms, max_in_flight FROM webhook.agenda($1, $2)")
+        Call::new("SELECT endpoint_id, due_in_ms, max_in_flight, turns_away FROM webhook.agenda($1, $2)")
     };
     static CLAIM: Call = const {
         Call::new(
             "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at
-             FROM webhook.claim($1, $2, $3)",
+             FROM webhook.claim($1, $2, $3, $4)",
         )
     };
+    static TURN_AWAY: Call = const { Call::new("SELECT webhook.turn_away($1, $2)") };
     static ROUTES: Call = const {
         Call::new(
             "SELECT endpoint_id, url, header_names, header_values, secrets, connect_timeout_ms, timeout_ms, max_in_flight
@@ -39,6 +40,8 @@ pub struct Waiting {
     /// Time until the first of it is due; nothing where it may not be sent now.
     pub due_in: Option<Duration>,
     pub share: usize,
+    /// Nothing is sent, and what is due is not held either.
+    pub turns_away: bool,
 }
 
 pub fn agenda(
@@ -62,9 +65,22 @@ pub fn agenda(
                 .get::<i64>(2)?
                 .map(|ms| Duration::from_millis(ms.max(0) as u64)),
             share: share(row.get::<i32>(3)?, settings),
+            turns_away: row.get::<bool>(4)?.unwrap_or_default(),
         })
     })
     .collect()
+}
+
+/// Ends what is due for these endpoints without sending it, at most that many of each; says how many.
+pub fn turn_away(
+    client: &mut SpiClient<'_>,
+    endpoints: Vec<i32>,
+    page_size: i32,
+) -> Result<i64, spi::Error> {
+    run(client, &TURN_AWAY, &[endpoints.into(), page_size.into()])?
+        .first()
+        .get_one::<i64>()
+        .map(Option::unwrap_or_default)
 }
 
 /// How many requests an endpoint gets at the same time: a quarter of the threads where its row does not say.
@@ -79,6 +95,7 @@ pub struct Wish {
     pub endpoint_id: i32,
     pub share: usize,
     pub count: usize,
+    pub in_flight: usize,
 }
 
 /// What a claim has brought.
@@ -96,15 +113,17 @@ pub fn claim(
     instance: Option<i32>,
     wishes: &[Wish],
 ) -> Result<Claimed, spi::Error> {
+    let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.endpoint_id).collect();
-    let capacities: Vec<i32> = wishes
-        .iter()
-        .map(|wish| i32::try_from(wish.count).unwrap_or(i32::MAX))
-        .collect();
     let rows = run(
         client,
         &CLAIM,
-        &[instance.into(), endpoints.clone().into(), capacities.into()],
+        &[
+            instance.into(),
+            endpoints.clone().into(),
+            column(wishes, |wish| number(wish.count)),
+            column(wishes, |wish| number(wish.in_flight)),
+        ],
     )?;
     let mut claimed = Claimed::default();
     if rows.is_empty() {
@@ -128,12 +147,8 @@ pub fn claim(
                 occurred_at: row.get::<String>(7)?.unwrap_or_default(),
                 route: Arc::clone(route),
             }),
-            (None, _) => claimed
-                .endings
-                .push(Ending::unsendable(key, "the event was deleted")),
-            (_, None) => claimed
-                .endings
-                .push(Ending::unsendable(key, "the endpoint was removed")),
+            (None, _) => claimed.endings.push(Ending::event_deleted(key)),
+            (_, None) => claimed.endings.push(Ending::endpoint_removed(key)),
         }
     }
     Ok(claimed)
@@ -183,20 +198,23 @@ impl Ending {
         Self::without_answer(key, "released", None)
     }
 
-    pub fn unsendable(key: Key, error: &str) -> Self {
-        Self::without_answer(
-            key,
-            FailureKind::InvalidRequest.as_str(),
-            Some(error.to_owned()),
-        )
+    /// Nobody was asked, so it says nothing about the endpoint.
+    fn event_deleted(key: Key) -> Self {
+        let error = "the event was deleted or redacted";
+        Self::without_answer(key, "event_deleted", Some(error))
     }
 
-    fn without_answer(key: Key, error_kind: &'static str, error: Option<String>) -> Self {
+    fn endpoint_removed(key: Key) -> Self {
+        let kind = FailureKind::InvalidRequest.as_str();
+        Self::without_answer(key, kind, Some("the endpoint was removed"))
+    }
+
+    fn without_answer(key: Key, error_kind: &'static str, error: Option<&str>) -> Self {
         Ending {
             key,
             status_code: None,
             error_kind: Some(error_kind),
-            error,
+            error: error.map(str::to_owned),
             excerpt: None,
             retry_after_s: None,
             duration_ms: 0,
@@ -237,6 +255,13 @@ pub struct Settled {
     /// What somebody has locked, to be handed in again.
     pub locked: HashSet<Key>,
     pub tally: Tally,
+}
+
+impl Settled {
+    pub fn locked_of(&self, endpoint_id: i32) -> usize {
+        let locked = self.locked.iter();
+        locked.filter(|key| key.endpoint_id == endpoint_id).count()
+    }
 }
 
 pub fn settle(client: &mut SpiClient<'_>, endings: &[Ending]) -> Result<Settled, spi::Error> {

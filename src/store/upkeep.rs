@@ -1,6 +1,7 @@
-//! The calls of every few seconds: the extension itself, lost claims, counters.
+//! The calls between the turns: the extension itself, lost claims, counters, retention.
 
-use super::{column, event_uuid};
+use super::{Call, column, event_uuid, run};
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::spi::{self, SpiClient};
 use std::collections::HashMap;
@@ -79,6 +80,41 @@ pub fn cancel_orphans(client: &mut SpiClient<'_>) -> Result<i64, spi::Error> {
         .map(Option::unwrap_or_default)
 }
 
+/// Fails what was parked for too long, at most that many of each endpoint; says how many.
+pub fn expire_parked(client: &mut SpiClient<'_>, page_size: i32) -> Result<i64, spi::Error> {
+    client
+        .update(
+            "SELECT webhook.expire_parked($1)",
+            None,
+            &[page_size.into()],
+        )?
+        .first()
+        .get_one::<i64>()
+        .map(Option::unwrap_or_default)
+}
+
+pub struct Alert {
+    pub message: String,
+    pub hint: String,
+}
+
+/// Tells the alerts there are; they are for the log too.
+pub fn raise_alerts(client: &mut SpiClient<'_>) -> Result<Vec<Alert>, spi::Error> {
+    client
+        .update(
+            "SELECT message, hint FROM webhook.raise_alerts()",
+            None,
+            &[],
+        )?
+        .map(|row| {
+            Ok(Alert {
+                message: row.get::<String>(1)?.unwrap_or_default(),
+                hint: row.get::<String>(2)?.unwrap_or_default(),
+            })
+        })
+        .collect()
+}
+
 pub fn foreign_endpoints(client: &SpiClient<'_>) -> Result<i64, spi::Error> {
     client
         .select("SELECT webhook.foreign_endpoints()", None, &[])?
@@ -112,6 +148,11 @@ impl Tally {
         self.0.is_empty()
     }
 
+    pub fn deliveries(&self) -> usize {
+        let sum: i64 = self.0.values().map(|finished| finished.deliveries).sum();
+        usize::try_from(sum).unwrap_or(0)
+    }
+
     pub fn add(&mut self, more: Tally) {
         for (group, finished) in more.0 {
             let sum = self.0.entry(group).or_default();
@@ -139,4 +180,67 @@ pub fn add_tally(client: &mut SpiClient<'_>, tally: &Tally) -> Result<(), spi::E
             &columns,
         )
         .map(|_| ())
+}
+
+thread_local! {
+    static EXPIRE: Call = const {
+        Call::new("SELECT seen, sent_from, failed_from, event_after FROM webhook.expire($1, $2, $3, $4)")
+    };
+    static EXPIRE_TALLY: Call = const { Call::new("SELECT webhook.expire_tally($1, $2)") };
+}
+
+/// Where retention has come to, as SQL says it; the beginning by default.
+#[derive(Default, Clone, Copy)]
+pub struct Place {
+    sent_from: Option<TimestampWithTimeZone>,
+    failed_from: Option<TimestampWithTimeZone>,
+    event_after: Option<pgrx::Uuid>,
+}
+
+pub struct Expired {
+    /// How many deliveries and events were looked at.
+    pub seen: usize,
+    pub place: Place,
+}
+
+pub fn expire(
+    client: &mut SpiClient<'_>,
+    step: usize,
+    place: Place,
+) -> Result<Expired, spi::Error> {
+    let row = run(
+        client,
+        &EXPIRE,
+        &[
+            i32::try_from(step).unwrap_or(i32::MAX).into(),
+            place.sent_from.into(),
+            place.failed_from.into(),
+            place.event_after.into(),
+        ],
+    )?
+    .first();
+    Ok(Expired {
+        seen: usize::try_from(row.get::<i32>(1)?.unwrap_or_default()).unwrap_or(0),
+        place: Place {
+            sent_from: row.get(2)?,
+            failed_from: row.get(3)?,
+            event_after: row.get(4)?,
+        },
+    })
+}
+
+/// The counters of a page of endpoints; says after which to go on.
+pub fn expire_tally(
+    client: &mut SpiClient<'_>,
+    after_endpoint: i32,
+    page_size: i32,
+) -> Result<i32, spi::Error> {
+    run(
+        client,
+        &EXPIRE_TALLY,
+        &[after_endpoint.into(), page_size.into()],
+    )?
+    .first()
+    .get_one::<i32>()
+    .map(Option::unwrap_or_default)
 }

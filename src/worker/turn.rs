@@ -4,7 +4,7 @@
 use super::{End, Worker, report_error, say};
 use crate::notice;
 use crate::shmem::State;
-use crate::store::{self, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
+use crate::store::{self, Alert, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
 use crate::wake;
 use pgrx::prelude::*;
 use std::collections::HashMap;
@@ -16,6 +16,9 @@ const AGENDA_PAGE: usize = 300;
 const LOCKED_RETRY: Duration = Duration::from_millis(250);
 const RECOVERY_EVERY: Duration = Duration::from_secs(60);
 const SURVEY_EVERY: Duration = Duration::from_secs(5);
+/// What is ended in one turn of an endpoint that is not sent to.
+const PARKED_PAGE: i32 = 1000;
+const ALERTS_EVERY: Duration = Duration::from_secs(1);
 /// Of a batch that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
@@ -62,7 +65,7 @@ impl Worker {
                 self.errors_in_a_row = 0;
                 self.reruns = 0;
                 self.report_state();
-                Ok(pause)
+                Ok(self.retain(pause))
             }
             Err(trouble) => self.after(trouble),
         }
@@ -104,10 +107,30 @@ impl Worker {
                 self.complain(&trouble);
             }
         }
+        if self.next_alerts.is_some_and(|at| Instant::now() >= at) && !is_read_only() {
+            self.next_alerts = None;
+            self.last_alerts = now;
+            match store::transaction(store::raise_alerts) {
+                Ok(alerts) => {
+                    if !alerts.is_empty() {
+                        // There may be another page.
+                        self.expect_alerts();
+                    }
+                    alerts.into_iter().for_each(log_alert);
+                }
+                Err(trouble) => self.complain(&trouble),
+            }
+        }
         Ok(())
     }
 
-    fn complain(&self, trouble: &Trouble) {
+    /// Something was settled that may have left alerts.
+    fn expect_alerts(&mut self) {
+        self.next_alerts
+            .get_or_insert((self.last_alerts + ALERTS_EVERY).max(Instant::now()));
+    }
+
+    pub(super) fn complain(&self, trouble: &Trouble) {
         if !trouble.is_passing() {
             report_error(self.database, &trouble.message);
         }
@@ -188,8 +211,18 @@ impl Worker {
         self.longest_request = longest;
         if !is_read_only() {
             self.flush_tally()?;
+            self.expire_parked()?;
+            self.expect_alerts();
         }
         Ok(None)
+    }
+
+    fn expire_parked(&mut self) -> Result<(), Trouble> {
+        let expired = store::transaction(|client| store::expire_parked(client, PARKED_PAGE))?;
+        if expired >= i64::from(PARKED_PAGE) {
+            self.next_survey = Instant::now() + ALERTS_EVERY;
+        }
+        Ok(())
     }
 
     pub(super) fn flush_tally(&mut self) -> Result<(), Trouble> {
@@ -248,7 +281,9 @@ impl Worker {
     }
 
     fn settled(&mut self, endings: Vec<Ending>, settled: Settled) {
+        self.retention.finished(settled.tally.deliveries());
         self.tally.add(settled.tally);
+        self.expect_alerts();
         let locked = |ending: &Ending| settled.locked.contains(&ending.key);
         self.ledger.put_back(endings.into_iter().filter(locked));
     }
@@ -281,7 +316,7 @@ impl Worker {
                 self.agenda.after_endpoint,
                 AGENDA_PAGE,
             )?;
-            let mut wishes = self.wishes(&page);
+            let mut wishes = self.wishes(&page, &settled);
             if cautious {
                 // One at a time, each turn another one: what cannot be claimed must not stop the rest.
                 wishes.truncate(1);
@@ -296,12 +331,38 @@ impl Worker {
         });
         match worked {
             Ok((settled, page, wishes, claimed)) => {
-                self.settled(endings, settled);
-                Ok(self.dispatch(&page, &wishes, claimed))
+                if !endings.is_empty() {
+                    self.settled(endings, settled);
+                }
+                let pause = self.dispatch(&page, &wishes, claimed);
+                let has_more = self.turn_away(&page);
+                Ok(if has_more { Duration::ZERO } else { pause })
             }
             Err(trouble) => {
                 self.ledger.put_back(endings);
                 Err(trouble)
+            }
+        }
+    }
+
+    /// Ends what is due for endpoints that are left alone and hold nothing; says whether there may be more. It has a
+    /// transaction of its own: what somebody's trigger does not let end must not keep deliveries back.
+    fn turn_away(&mut self, page: &[Waiting]) -> bool {
+        let turning_away = page.iter().filter(|waiting| waiting.turns_away);
+        let endpoints: Vec<i32> = turning_away.map(|waiting| waiting.endpoint_id).collect();
+        if endpoints.is_empty() || Instant::now() < self.next_turning_away {
+            return false;
+        }
+        match store::transaction(|client| store::turn_away(client, endpoints, PARKED_PAGE)) {
+            Ok(0) => false,
+            Ok(_) => {
+                self.expect_alerts();
+                true
+            }
+            Err(trouble) => {
+                self.complain(&trouble);
+                self.next_turning_away = Instant::now() + SURVEY_EVERY;
+                false
             }
         }
     }
@@ -352,10 +413,9 @@ impl Worker {
         let pause = if self.agenda.again {
             Duration::ZERO
         } else {
-            let house = self
-                .next_survey
-                .min(self.next_recovery)
-                .saturating_duration_since(now);
+            let house = self.next_survey.min(self.next_recovery);
+            let house = self.next_alerts.map_or(house, |alerts| house.min(alerts));
+            let house = house.saturating_duration_since(now);
             let due = self
                 .agenda
                 .next_due
@@ -370,10 +430,10 @@ impl Worker {
 
     /// How many to claim of each endpoint that is due or busy: an equal part of what is free, and no more than it
     /// has room for.
-    fn wishes(&self, page: &[Waiting]) -> Vec<Wish> {
+    fn wishes(&self, page: &[Waiting], settled: &Settled) -> Vec<Wish> {
         let due = page
             .iter()
-            .filter(|waiting| waiting.due_in == Some(Duration::ZERO));
+            .filter(|waiting| waiting.due_in == Some(Duration::ZERO) && !waiting.turns_away);
         let mut asked: HashMap<i32, usize> = self.agenda.busy.clone();
         asked.extend(due.map(|waiting| (waiting.endpoint_id, waiting.share)));
         let mut asked: Vec<(i32, usize)> = asked.into_iter().collect();
@@ -393,13 +453,18 @@ impl Worker {
             let fair = free.div_ceil(asked.len() - place);
             // Twice what it finished in the last turn keeps its threads busy through the next; one that finishes
             // nothing gets no more than it can have in flight.
-            let window = share + 2 * self.ledger.ended_lately(endpoint_id);
-            let count = fair.min(window.saturating_sub(self.ledger.out_to(endpoint_id)));
+            // What somebody keeps from being settled counts as in flight, or a breaker that is locked would never stop it.
+            let unsettled = settled.locked_of(endpoint_id);
+            let ended = self.ledger.ended_lately(endpoint_id);
+            let window = share + 2 * ended.saturating_sub(unsettled);
+            let in_flight = self.ledger.out_to(endpoint_id) + unsettled;
+            let count = fair.min(window.saturating_sub(in_flight));
             if count > 0 {
                 wishes.push(Wish {
                     endpoint_id,
                     share,
                     count,
+                    in_flight,
                 });
                 free -= count;
             }
@@ -424,7 +489,11 @@ impl Worker {
     }
 }
 
-fn is_read_only() -> bool {
+fn log_alert(alert: Alert) {
+    notice::warn(PgSqlErrorCode::ERRCODE_WARNING, alert.message, &alert.hint);
+}
+
+pub(super) fn is_read_only() -> bool {
     // SAFETY: a plain read, on the main thread.
     unsafe { pg_sys::DefaultXactReadOnly }
 }

@@ -1,0 +1,81 @@
+-- Alerts: what happens to an endpoint that somebody should know about.
+--
+-- What moves breakers and deliveries leaves a row in webhook.alert, in its own transaction. Telling is another
+-- transaction, of the worker, at most once a second: a NOTIFY takes a lock of the whole server at its commit, and
+-- trouble with telling must not keep deliveries back. The rows go with the telling, so each is told once.
+--
+-- An alert is told three times: a NOTIFY on webhook_alert, a WARNING in the log, and an event to the endpoints that
+-- subscribe to webhook.* by name. Never in a loop: an endpoint gets no event about itself, and the delivery of an event of
+-- ours, whatever becomes of it, causes no other one. That it failed is no alert at all; that it opened a breaker is told by
+-- NOTIFY and in the log.
+
+-- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
+CREATE FUNCTION webhook.emit_alert(about webhook.endpoint, new_event_id uuid, type text, payload jsonb) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts)
+    SELECT new_event_id, e.id, type, (webhook.policy_of(e.policy)).max_attempts
+    FROM webhook.endpoint e
+    WHERE webhook.subscription_keys(e.tenant, e.event_types) && webhook.matching_keys(about.tenant, type) AND e.id <> about.id;
+    IF FOUND THEN
+        INSERT INTO webhook.event (id, tenant, event_type, payload, created_at)
+        VALUES (new_event_id, about.tenant, type, payload, clock_timestamp());
+    END IF;
+END $$;
+
+-- Tells what there is to tell, of at most that many rows, deliveries that failed counted together for each endpoint; what
+-- comes back is for the log.
+CREATE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    alert record;
+    event_type text;
+    payload jsonb;
+BEGIN
+    FOR alert IN
+        WITH taken AS (
+            DELETE FROM webhook.alert a
+            WHERE a.id IN (SELECT w.id FROM webhook.alert w ORDER BY w.id LIMIT page_size FOR UPDATE SKIP LOCKED)
+            RETURNING a.*
+        )
+        SELECT webhook.new_id() AS id, e AS endpoint, t.kind, left((array_agg(t.reason ORDER BY t.id DESC))[1], 500) AS reason,
+               bool_or(t.is_own) AS is_own, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
+               (string_to_array(string_agg(array_to_string(t.event_ids, ','), ',' ORDER BY t.id), ','))[:10] AS event_ids
+        FROM taken t
+        JOIN webhook.endpoint e ON e.id = t.endpoint_id
+        GROUP BY e.id, t.kind, CASE WHEN t.kind <> 'failed' THEN t.id END
+        ORDER BY min(t.id)
+    LOOP
+        event_type := CASE alert.kind WHEN 'failed' THEN 'webhook.delivery.failed' ELSE 'webhook.endpoint.' || alert.kind END;
+        payload := jsonb_strip_nulls(jsonb_build_object(
+            'endpoint', (alert.endpoint).name, 'tenant', (alert.endpoint).tenant, 'reason', alert.reason,
+            'deliveries', CASE WHEN alert.kind = 'failed' THEN alert.deliveries END,
+            'event_ids', CASE WHEN alert.kind = 'failed' THEN to_jsonb(alert.event_ids) END,
+            'at', alert.raised_at)) || jsonb_build_object('metadata', (alert.endpoint).metadata);
+        IF NOT alert.is_own THEN
+            PERFORM webhook.emit_alert(alert.endpoint, alert.id, event_type, payload);
+        END IF;
+
+        -- With its id: of two that are alike in all else the server would send one.
+        payload := jsonb_build_object('id', alert.id, 'type', event_type) || payload;
+        IF octet_length(payload::text) >= 8000 THEN
+            payload := payload - 'metadata';
+        END IF;
+        PERFORM pg_notify('webhook_alert', payload::text);
+
+        message := format('webhook endpoint "%s" ', (alert.endpoint).name) || CASE alert.kind
+            WHEN 'degraded' THEN format('keeps failing: %s', alert.reason)
+            WHEN 'opened' THEN format('is left alone for a while: %s', alert.reason)
+            WHEN 'closed' THEN 'is served again'
+            WHEN 'disabled' THEN format('is disabled: %s', alert.reason)
+            WHEN 'failed' THEN format('has %s failed deliveries more, the last: %s', alert.deliveries, alert.reason)
+        END;
+        hint := CASE alert.kind
+            WHEN 'degraded' THEN 'SELECT * FROM webhook.endpoint_status shows its state.'
+            WHEN 'opened' THEN 'SELECT * FROM webhook.endpoint_status shows when it is tried again; webhook_reset_breaker() does it now.'
+            WHEN 'disabled' THEN 'Nothing is sent to it until webhook_resume().'
+            WHEN 'failed' THEN 'SELECT * FROM webhook.failed shows them; webhook_replay_failed() sends them again.'
+        END;
+        RETURN NEXT;
+    END LOOP;
+END $$;

@@ -1,0 +1,109 @@
+-- Moving deliveries between the leaves, for all but settle, which does it with its own batch.
+--
+-- A row is deleted in one leaf and inserted into another, never moved by an UPDATE: whoever meets such an UPDATE in the
+-- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
+-- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
+
+-- From the queue to the history (CANCELLED) or the dead letters (FAILED).
+CREATE FUNCTION webhook.finish_queued(event_ids uuid[], endpoint_ids int[], new_status text, why text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    moved bigint;
+BEGIN
+    WITH gone AS (
+        DELETE FROM webhook.delivery_queue q
+        USING (SELECT * FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id) ORDER BY 1, 2) m
+        WHERE q.event_id = m.event_id AND q.endpoint_id = m.endpoint_id
+        RETURNING q.*
+    )
+    INSERT INTO webhook.delivery
+        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
+         coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
+    SELECT g.event_id, g.endpoint_id, g.event_type, new_status, g.attempts, g.max_attempts, g.next_attempt_at, g.expires_at,
+           g.ordering_key, g.coalesce_key, g.claim_seq, g.last_status_code, why, g.duration_ms, g.created_at, now()
+    FROM gone g;
+    GET DIAGNOSTICS moved = ROW_COUNT;
+
+    IF new_status = 'FAILED' THEN
+        INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
+        SELECT d.endpoint_id, 'failed', why, count(*), (array_agg(d.event_id))[:10]
+        FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id)
+        JOIN webhook.dead_letter d ON d.event_id = m.event_id AND d.endpoint_id = m.endpoint_id
+        WHERE d.event_type NOT LIKE 'webhook.%'
+        GROUP BY d.endpoint_id;
+    END IF;
+    RETURN moved;
+END $$;
+
+-- Back to the queue, from the start and due now: what failed, and if asked what was sent or cancelled. Not where the
+-- endpoint was removed, or where there is no payload any more.
+CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], finished_too boolean DEFAULT false) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    moved bigint;
+BEGIN
+    WITH wanted AS MATERIALIZED (
+        SELECT m.event_id, m.endpoint_id
+        FROM (SELECT * FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id) ORDER BY 1, 2) m
+        CROSS JOIN LATERAL (SELECT FROM webhook.endpoint e WHERE e.id = m.endpoint_id LIMIT 1) e
+        CROSS JOIN LATERAL (SELECT FROM webhook.event v WHERE v.id = m.event_id AND v.redacted_at IS NULL LIMIT 1) v
+    ), failed AS (
+        DELETE FROM webhook.dead_letter d USING wanted w
+        WHERE d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
+        RETURNING d.*
+    ), finished AS (
+        DELETE FROM webhook.delivery_history d USING wanted w
+        WHERE finished_too AND d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
+        RETURNING d.*
+    )
+    INSERT INTO webhook.delivery_queue
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key,
+         claim_seq, created_at)
+    SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), g.expires_at, g.ordering_key, g.coalesce_key,
+           g.claim_seq, g.created_at
+    FROM (SELECT * FROM failed UNION ALL SELECT * FROM finished) g;
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    IF moved > 0 THEN
+        PERFORM webhook.wake();
+    END IF;
+    RETURN moved;
+END $$;
+
+-- These deliveries are gone: their attempts go too, and each event that is older and that no delivery has any more, with
+-- all its attempts. An attempt that stays, locked or too many for one step, keeps its event, and is found again by it.
+CREATE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+    SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    unneeded uuid[];
+BEGIN
+    DELETE FROM webhook.attempt
+    WHERE ctid = ANY (ARRAY(
+        SELECT spent.place FROM unnest(event_ids, endpoint_ids) AS gone (event_id, endpoint_id)
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM webhook.attempt a
+            WHERE a.event_id = gone.event_id AND a.endpoint_id = gone.endpoint_id
+            LIMIT 5000 FOR UPDATE SKIP LOCKED
+        ) spent
+        LIMIT 5000));
+
+    unneeded := ARRAY(
+        SELECT v.id FROM webhook.event v
+        WHERE v.id = ANY (event_ids) AND v.created_at < emitted_before
+          AND NOT EXISTS (SELECT FROM webhook.delivery d WHERE d.event_id = v.id OFFSET 0)
+        FOR UPDATE SKIP LOCKED);
+
+    DELETE FROM webhook.attempt
+    WHERE ctid = ANY (ARRAY(
+        SELECT a.ctid FROM webhook.attempt a WHERE a.event_id = ANY (unneeded)
+        LIMIT 5000 FOR UPDATE SKIP LOCKED));
+
+    DELETE FROM webhook.event v
+    WHERE v.id = ANY (unneeded) AND NOT EXISTS (SELECT FROM webhook.attempt a WHERE a.event_id = v.id OFFSET 0);
+END $$;

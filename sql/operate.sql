@@ -1,0 +1,117 @@
+-- What an operator does to an endpoint: stop it, let it go on, try it.
+
+-- @api public
+CREATE FUNCTION @extschema@.webhook_pause(name text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE webhook.endpoint e SET paused_at = coalesce(e.paused_at, now()) WHERE e.id = webhook.require_endpoint(webhook_pause.name);
+END $$;
+
+-- From paused, disabled or open: everything that waits is due now, and with replay_failed so are its dead letters. Says how
+-- many of these there were.
+-- @api public
+CREATE FUNCTION @extschema@.webhook_resume(name text, replay_failed boolean DEFAULT false) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    resumed_id int := webhook.require_endpoint(name);
+BEGIN
+    UPDATE webhook.endpoint e SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL
+    WHERE e.id = resumed_id AND num_nonnulls(e.paused_at, e.disabled_at) > 0;
+    PERFORM webhook.close_breaker(resumed_id);
+    RETURN CASE WHEN replay_failed THEN @extschema@.webhook_replay_failed(webhook_resume.name) ELSE 0 END;
+END $$;
+
+-- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
+-- little more. At most one at a time.
+CREATE FUNCTION webhook.queue_test(endpoint_name text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    worker record;
+BEGIN
+    tested_id := webhook.require_endpoint(endpoint_name);
+    test_id := webhook.new_id();
+
+    SELECT s.state, s.reason INTO worker FROM @extschema@.webhook_status() s;
+    IF worker.state IN ('not preloaded', 'no worker', 'disabled') OR (worker.state = 'held' AND webhook.foreign_endpoints() = 0) THEN
+        RAISE EXCEPTION 'nothing is sent at the moment: %', worker.state USING ERRCODE = 'object_not_in_prerequisite_state',
+            DETAIL = worker.reason, HINT = 'SELECT * FROM webhook_status() shows what the worker does.';
+    ELSIF (SELECT e.origin FROM webhook.endpoint e WHERE e.id = tested_id) <> webhook.origin() THEN
+        RAISE EXCEPTION 'endpoint "%" belongs to another installation', endpoint_name USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'SELECT webhook_adopt() takes over the endpoints of a restored or copied database.';
+    END IF;
+
+    -- First the lock, then the look: what another one who holds it has queued is not in the snapshot of waiting for it.
+    INSERT INTO webhook.breaker (endpoint_id) VALUES (tested_id) ON CONFLICT DO NOTHING;
+    PERFORM FROM webhook.breaker b WHERE b.endpoint_id = tested_id FOR UPDATE;
+    IF EXISTS (SELECT FROM webhook.breaker b
+               JOIN webhook.delivery_queue q ON q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id
+               WHERE b.endpoint_id = tested_id) THEN
+        RAISE EXCEPTION 'endpoint "%" is being tested already', endpoint_name USING ERRCODE = 'object_in_use',
+            HINT = 'Try again when that test has ended.';
+    END IF;
+    UPDATE webhook.breaker b SET test_event_id = test_id WHERE b.endpoint_id = tested_id;
+
+    INSERT INTO webhook.event (id, event_type, payload, created_at)
+    VALUES (test_id, 'webhook.test', jsonb_build_object('message', 'This is a test.'), clock_timestamp());
+    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts)
+    VALUES (test_id, tested_id, 'webhook.test', 1);
+    PERFORM webhook.wake();
+
+    SELECT clock_timestamp() + p.connect_timeout + p.timeout + interval '5 s' INTO give_up_at
+    FROM webhook.endpoint e, webhook.policy_of(e.policy) p WHERE e.id = tested_id;
+END $$;
+
+-- The outcome of a test, and with it the end of all traces; nothing as long as it is not there.
+CREATE FUNCTION webhook.end_test(
+    test_id uuid, tested_id int, give_up_at timestamptz,
+    OUT status text, OUT status_code int, OUT error text, OUT response text, OUT duration_ms int)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    SELECT d.status, d.last_status_code, d.last_error, a.response_excerpt, d.duration_ms
+    INTO status, status_code, error, response, duration_ms
+    FROM webhook.delivery d
+    LEFT JOIN webhook.attempt a ON a.event_id = d.event_id AND a.endpoint_id = d.endpoint_id
+    WHERE d.event_id = test_id AND d.status NOT IN ('PENDING', 'SENDING');
+    IF NOT FOUND THEN
+        IF clock_timestamp() < give_up_at THEN
+            RETURN;
+        END IF;
+        status := 'CANCELLED';
+        error := 'not sent in time';
+    END IF;
+
+    DELETE FROM webhook.delivery d WHERE d.event_id = test_id;
+    DELETE FROM webhook.attempt a WHERE a.event_id = test_id;
+    DELETE FROM webhook.event v WHERE v.id = test_id;
+    UPDATE webhook.breaker b SET test_event_id = NULL WHERE b.endpoint_id = tested_id AND b.test_event_id = test_id;
+    -- Its row goes too where there was none before.
+    DELETE FROM webhook.breaker b WHERE b.endpoint_id = tested_id AND b.last_failure_at IS NULL AND webhook.is_at_rest(b);
+END $$;
+
+-- Sends a test event, waits, and shows the outcome. A success closes the endpoint's breaker, and resumes an endpoint that
+-- was disabled because a delivery had exhausted its attempts; a failure counts for nothing.
+--
+-- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes, and READ COMMITTED,
+-- so that the worker's commits neither stay unseen nor conflict with it.
+-- @api public
+CREATE PROCEDURE @extschema@.webhook_test(
+    name text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
+    INOUT response text DEFAULT NULL, INOUT duration_ms int DEFAULT NULL)
+    LANGUAGE plpgsql AS $$
+DECLARE
+    test record;
+BEGIN
+    COMMIT;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SELECT q.* INTO test FROM webhook.queue_test(name) q;
+    LOOP
+        COMMIT;
+        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+        SELECT t.status, t.status_code, t.error, t.response, t.duration_ms
+        INTO status, status_code, error, response, duration_ms
+        FROM webhook.end_test(test.test_id, test.tested_id, test.give_up_at) t;
+        EXIT WHEN status IS NOT NULL;
+        PERFORM pg_catalog.pg_sleep(0.01);
+    END LOOP;
+END $$;

@@ -1,0 +1,130 @@
+-- Parked: what is due, while its endpoint is left alone. It waits, unless the policy says otherwise.
+
+-- When to look at an endpoint again that has a breaker to heed; null where only somebody's commit or an outcome can
+-- change that. `turns_away`: what is due is not held meanwhile, and webhook.turn_away() takes care of it.
+CREATE FUNCTION webhook.due_behind_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
+                                           OUT due_at timestamptz, OUT turns_away boolean)
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    when_open text := (webhook.policy_of(policy_name)).when_open;
+BEGIN
+    turns_away := false;
+    IF b.test_event_id IS NOT NULL THEN
+        SELECT q.next_attempt_at INTO due_at FROM webhook.delivery_queue q
+        WHERE q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id AND q.status = 'PENDING';
+    END IF;
+    IF due_at IS NOT NULL THEN
+        RETURN;
+    ELSIF NOT is_served THEN
+        due_at := NULL;
+    ELSIF b.state = 'CLOSED' THEN
+        due_at := CASE WHEN b.retries_before IS NULL THEN first_due ELSE least(first_due, now()) END;
+    ELSIF webhook.probe_is_due(b) THEN
+        -- A retry may be the probe before its time. It is looked for where nothing is due, or the search would go through
+        -- the whole backlog.
+        due_at := CASE WHEN first_due <= now() THEN first_due
+                       WHEN EXISTS (SELECT FROM webhook.delivery_queue q
+                                    WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING'
+                                      AND q.next_attempt_at < 'infinity' AND q.claimed_at IS NOT NULL)
+                       THEN now() ELSE first_due END;
+    ELSE
+        turns_away := when_open <> 'hold';
+        due_at := CASE WHEN b.probe_at > now() THEN b.probe_at END;
+        IF when_open IN ('fail', 'attempt') THEN
+            due_at := least(due_at, (SELECT q.next_attempt_at FROM webhook.delivery_queue q
+                                     WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at > now()
+                                     ORDER BY q.next_attempt_at, q.event_id LIMIT 1));
+        END IF;
+    END IF;
+END $$;
+
+-- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
+-- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many of each endpoint;
+-- says how many.
+CREATE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+    SET webhook.engine = on AS $$
+DECLARE
+    guarded record;
+    turned_away bigint := 0;
+    ids uuid[];
+    spent_ids uuid[];
+BEGIN
+    FOR guarded IN
+        SELECT b.endpoint_id, b.opened_at, b.test_event_id, p.policy
+        FROM webhook.breaker b
+        JOIN webhook.endpoint e ON e.id = b.endpoint_id
+        CROSS JOIN LATERAL (SELECT webhook.policy_of(e.policy) AS policy) p
+        WHERE b.endpoint_id = ANY (endpoint_ids) AND b.state <> 'CLOSED' AND NOT webhook.probe_is_due(b)
+          AND e.paused_at IS NULL AND e.disabled_at IS NULL AND (p.policy).when_open <> 'hold'
+    LOOP
+        SELECT array_agg(due.event_id) INTO ids
+        FROM (SELECT q.event_id FROM webhook.delivery_queue q
+              WHERE q.endpoint_id = guarded.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
+                AND q.event_id IS DISTINCT FROM guarded.test_event_id
+                AND q.next_attempt_at >= CASE (guarded.policy).when_open WHEN 'skip' THEN guarded.opened_at ELSE '-infinity' END
+                AND ((guarded.policy).when_open <> 'skip' OR (q.created_at >= guarded.opened_at AND q.claimed_at IS NULL))
+              ORDER BY q.next_attempt_at, q.event_id
+              LIMIT page_size FOR UPDATE SKIP LOCKED) due;
+        CONTINUE WHEN ids IS NULL;
+        turned_away := turned_away + cardinality(ids);
+
+        CASE (guarded.policy).when_open
+            WHEN 'skip' THEN
+                PERFORM webhook.finish_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'CANCELLED', 'skipped');
+            WHEN 'fail' THEN
+                PERFORM webhook.finish_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'FAILED', 'circuit open');
+            WHEN 'attempt' THEN
+                WITH failed_fast AS (
+                    -- The last attempt leaves the row as it is, SENDING, for finish_queued() to take.
+                    UPDATE webhook.delivery_queue q
+                    SET attempts = q.attempts + 1, claim_seq = q.claim_seq + 1, last_error = 'circuit open',
+                        last_status_code = NULL, duration_ms = NULL, claimed_at = now(),
+                        status = CASE WHEN q.attempts + 1 < q.max_attempts THEN 'PENDING' ELSE 'SENDING' END,
+                        claimed_by = CASE WHEN q.attempts + 1 < q.max_attempts THEN NULL ELSE 0 END,
+                        next_attempt_at = now() + webhook.backoff_delay(guarded.policy, q.attempts + 1, NULL, random())
+                    FROM unnest(ids) AS i (event_id)
+                    WHERE q.event_id = i.event_id AND q.endpoint_id = guarded.endpoint_id
+                    RETURNING q.event_id, q.claim_seq, q.attempts, q.status
+                ), logged AS (
+                    INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, attempt, verdict, error_kind, error, duration_ms, finished_at)
+                    SELECT f.event_id, guarded.endpoint_id, f.claim_seq, f.attempts, 'retry', 'circuit_open', 'circuit open', 0, now()
+                    FROM failed_fast f
+                )
+                SELECT array_agg(f.event_id) INTO spent_ids FROM failed_fast f WHERE f.status = 'SENDING';
+                IF spent_ids IS NOT NULL THEN
+                    PERFORM webhook.finish_queued(spent_ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(spent_ids)]),
+                                                  'FAILED', 'circuit open');
+                END IF;
+        END CASE;
+    END LOOP;
+    RETURN turned_away;
+END $$;
+
+-- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as
+-- long. At most that many of each endpoint; says how many.
+CREATE FUNCTION webhook.expire_parked(page_size int) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_bitmapscan = off SET enable_sort = off
+    SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    our_origin text := webhook.origin();
+    expired bigint;
+BEGIN
+    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'FAILED', 'expired') INTO expired
+    FROM webhook.endpoint e
+    LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
+    CROSS JOIN LATERAL (SELECT (webhook.policy_of(e.policy)).hold_for AS hold_for) p
+    CROSS JOIN LATERAL (
+        SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = e.id AND q.status = 'PENDING' AND q.next_attempt_at < now() - p.hold_for
+        ORDER BY q.next_attempt_at, q.event_id
+        LIMIT page_size FOR UPDATE SKIP LOCKED
+    ) q
+    WHERE e.origin = our_origin AND num_nonnulls(b.opened_at, e.paused_at, e.disabled_at) > 0
+      AND least(b.opened_at, e.paused_at, e.disabled_at) < now() - p.hold_for
+    HAVING count(*) > 0;
+    RETURN coalesce(expired, 0);
+END $$;

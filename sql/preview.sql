@@ -1,0 +1,37 @@
+-- Previewing: what would be sent, rendered by the code that sends it.
+
+-- To any endpoint, whether it wants the event or not. The headers are credentials. An endpoint that was made without a
+-- secret gets it here, as it would at its first claim.
+-- @api public
+CREATE FUNCTION @extschema@.webhook_preview(event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    target_id int := webhook.require_endpoint(webhook_preview.endpoint);
+BEGIN
+    IF NOT EXISTS (SELECT FROM webhook.event v WHERE v.id = webhook_preview.event_id) THEN
+        RAISE EXCEPTION 'event % does not exist', webhook_preview.event_id USING ERRCODE = 'undefined_object',
+            HINT = format('SELECT webhook_why(%L) says what may have become of it.', webhook_preview.event_id);
+    ELSIF EXISTS (SELECT FROM webhook.event v WHERE v.id = webhook_preview.event_id AND v.redacted_at IS NOT NULL) THEN
+        RAISE EXCEPTION 'event % was redacted', webhook_preview.event_id USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'It has no payload any more and is not sent again.';
+    END IF;
+
+    SELECT request.sent_url, header.fields, request.body
+    INTO url, headers, body
+    FROM webhook.event v
+    CROSS JOIN webhook.routes(ARRAY[target_id]) route
+    -- What is finished would be sent again from its first attempt.
+    LEFT JOIN webhook.delivery_queue q ON q.event_id = v.id AND q.endpoint_id = route.endpoint_id
+    CROSS JOIN LATERAL webhook.render_request(
+        v.id, v.event_type, webhook.wire_time(v.created_at), v.payload::text,
+        CASE q.status WHEN 'PENDING' THEN q.attempts WHEN 'SENDING' THEN q.attempts - 1 ELSE 0 END,
+        route.url, route.header_names, route.header_values, route.secrets) request
+    CROSS JOIN LATERAL (
+        SELECT jsonb_object_agg(f.name, f.value) AS fields
+        FROM (SELECT h.name, string_agg(h.value, ', ' ORDER BY h.place) AS value
+              FROM unnest(request.sent_header_names, request.sent_header_values) WITH ORDINALITY AS h (name, value, place)
+              GROUP BY h.name) f
+    ) header
+    WHERE v.id = webhook_preview.event_id;
+END $$;

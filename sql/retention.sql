@@ -1,0 +1,116 @@
+-- Retention: what nobody needs any more goes, a little at a time.
+--
+-- A finished delivery goes webhook.retention_sent after it was SENT or CANCELLED, webhook.retention_failed after it has
+-- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it,
+-- whether they are gone or there never was one; -1 keeps for ever. The worker calls these functions between its turns,
+-- each call a short transaction that reads a bounded number of rows by an index, and waits for nobody: what somebody has
+-- locked is passed over and found by a later sweep.
+--
+-- No event goes that is needed again. Whoever moves a delivery deletes and inserts it in one transaction, so in any one
+-- snapshot it is in exactly one leaf, and a single statement looks into all of them. Who makes a delivery for an event
+-- that has none, which no function of ours does, has to expect that the event has just gone.
+--
+-- As in claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
+
+-- The least id that an event of this time can have.
+CREATE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
+    LANGUAGE sql IMMUTABLE
+    RETURN (lpad(to_hex(greatest(0, floor(extract(epoch FROM emitted_at) * 1000))::bigint), 12, '0') || repeat('0', 20))::uuid;
+
+-- One step: looks at no more than that many deliveries and events, each kind from where the last step has come to, and
+-- says how many there were; fewer than asked for means that nothing else is due. Where it has come to is only a short
+-- cut past what is deleted and not yet vacuumed, and past old events that are still needed: null is the beginning.
+CREATE FUNCTION webhook.expire(
+    step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, OUT seen int)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+    SET plan_cache_mode = force_generic_plan SET timezone = 'UTC' SET lock_timeout = '1 ms' AS $$
+DECLARE
+    sent_before timestamptz := now() - nullif(current_setting('webhook.retention_sent'), '-1')::interval;
+    failed_before timestamptz := now() - nullif(current_setting('webhook.retention_failed'), '-1')::interval;
+    event_ids uuid[];
+    endpoint_ids int[];
+BEGIN
+    seen := 0;
+    -- What a crash brings back goes once more.
+    PERFORM set_config('synchronous_commit', 'off', true);
+
+    -- Where nobody has heard of any endpoint, a restore is under way.
+    IF EXISTS (SELECT FROM webhook.endpoint) OR EXISTS (SELECT FROM webhook.removed_endpoint) THEN
+        WITH gone AS (
+            DELETE FROM webhook.delivery_history
+            WHERE ctid = ANY (ARRAY(
+                SELECT h.ctid FROM webhook.delivery_history h
+                WHERE h.completed_at >= coalesce(sent_from, '-infinity') AND h.completed_at < sent_before
+                ORDER BY h.completed_at LIMIT step FOR UPDATE SKIP LOCKED))
+            RETURNING event_id, endpoint_id, completed_at
+        )
+        SELECT array_agg(g.event_id), array_agg(g.endpoint_id), coalesce(max(g.completed_at), sent_from), count(*)
+        INTO event_ids, endpoint_ids, sent_from, seen
+        FROM gone g;
+
+        WITH gone AS (
+            DELETE FROM webhook.dead_letter
+            WHERE ctid = ANY (ARRAY(
+                SELECT f.ctid FROM webhook.dead_letter f
+                WHERE f.completed_at >= coalesce(failed_from, '-infinity') AND f.completed_at < failed_before
+                ORDER BY f.completed_at LIMIT step - seen FOR UPDATE SKIP LOCKED))
+            RETURNING event_id, endpoint_id, completed_at
+        )
+        SELECT event_ids || array_agg(g.event_id), endpoint_ids || array_agg(g.endpoint_id),
+               coalesce(max(g.completed_at), failed_from), seen + count(*)
+        INTO event_ids, endpoint_ids, failed_from, seen
+        FROM gone g;
+
+        PERFORM webhook.forget(event_ids, endpoint_ids, sent_before);
+    END IF;
+
+    -- Events that went with no delivery of theirs.
+    event_ids := ARRAY(
+        SELECT v.id FROM webhook.event v
+        WHERE v.id > coalesce(event_after, '00000000-0000-0000-0000-000000000000') AND v.id < webhook.first_id(sent_before)
+        ORDER BY v.id LIMIT step - seen);
+    PERFORM webhook.forget(event_ids, NULL, sent_before);
+    seen := seen + cardinality(event_ids);
+    event_after := coalesce(event_ids[cardinality(event_ids)], event_after);
+END $$;
+
+-- Counters of the next endpoints, at most that many, older than 48 hours; of each endpoint and status the newest hour stays
+-- as long as the endpoint does: it has the time of the last success. Says where to go on; 0 is the beginning.
+CREATE FUNCTION webhook.expire_tally(INOUT after_endpoint int, page_size int)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+    SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
+DECLARE
+    endpoint_ids int[];
+BEGIN
+    WITH RECURSIVE page AS (
+        SELECT (SELECT t.endpoint_id FROM webhook.tally t WHERE t.endpoint_id > after_endpoint
+                ORDER BY t.endpoint_id LIMIT 1) AS id, 1 AS place
+        UNION ALL
+        SELECT (SELECT t.endpoint_id FROM webhook.tally t WHERE t.endpoint_id > page.id
+                ORDER BY t.endpoint_id LIMIT 1), page.place + 1
+        FROM page WHERE page.id IS NOT NULL AND page.place < page_size
+    )
+    SELECT array_agg(page.id ORDER BY page.id) INTO endpoint_ids FROM page WHERE page.id IS NOT NULL;
+
+    DELETE FROM webhook.tally
+    WHERE ctid = ANY (ARRAY(
+        SELECT expired.place
+        FROM unnest(endpoint_ids) AS page (id)
+        CROSS JOIN (VALUES ('SENT'), ('FAILED')) AS counted (status)
+        CROSS JOIN LATERAL (
+            SELECT t.hour FROM webhook.tally t WHERE t.endpoint_id = page.id AND t.status = counted.status
+            ORDER BY t.hour DESC LIMIT 1
+        ) newest
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS place FROM webhook.tally t
+            WHERE t.endpoint_id = page.id AND t.status = counted.status AND t.hour < now() - interval '48 hours'
+              AND (t.hour < newest.hour OR EXISTS (SELECT FROM webhook.removed_endpoint r WHERE r.id = page.id))
+            LIMIT 100 FOR UPDATE SKIP LOCKED
+        ) expired));
+
+    after_endpoint := CASE WHEN cardinality(endpoint_ids) = page_size THEN endpoint_ids[page_size] ELSE 0 END;
+END $$;

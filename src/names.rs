@@ -1,0 +1,31 @@
+//! What a person may have meant who named something that is not there.
+
+const MOST: usize = 3;
+/// A name is part of many others if it is shorter than this.
+const SHORTEST_PART: usize = 3;
+
+/// The names that are close to the wanted one, nearest first, as a question; nothing where none is.
+pub fn did_you_mean(wanted: &str, names: &[String]) -> Option<String> {
+    let wanted = wanted.to_lowercase();
+    let mut close: Vec<(usize, &str)> = (names.iter())
+        .filter_map(|name| Some((distance(&wanted, &name.to_lowercase())?, name.as_str())))
+        .collect();
+    close.sort_unstable();
+    let quoted: Vec<_> = (close.iter().take(MOST))
+        .map(|(_, name)| format!("\"{name}\""))
+        .collect();
+    (!quoted.is_empty()).then(|| format!("Did you mean {}?", quoted.join(" or ")))
+}
+
+/// How many letters to change, add, drop or swap, if that is a third of them at most or one is part of the other.
+fn distance(one: &str, other: &str) -> Option<usize> {
+    let (a, b) = (one.chars().count(), other.chars().count());
+    let (shorter, longer) = (a.min(b), a.max(b));
+    let is_part = shorter >= SHORTEST_PART && (one.contains(other) || other.contains(one));
+    let most = (longer + 1) / 3;
+    if !is_part && longer - shorter > most {
+        return None;
+    }
+    let distance = strsim::osa_distance(one, other);
+    (is_part || distance <= most).then_some(distance)
+}

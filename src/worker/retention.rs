@@ -1,0 +1,124 @@
+//! The pace of retention: between the turns, at the rate of the inflow, never in delivery's way.
+
+use super::Worker;
+use super::turn::is_read_only;
+use crate::store::{self, Expired, Place};
+use pgrx::prelude::*;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+/// Twice what was finished since the last step, within these bounds: it keeps up with what comes in, and works off what
+/// was left when the retention was shortened.
+const STEP: RangeInclusive<usize> = 200..=1000;
+const STEP_EVERY: Duration = Duration::from_millis(100);
+/// One part in this many is the most of its time that the worker spends on it.
+const SHARE: u32 = 20;
+/// A sweep from the beginning has to pass all that vacuum has not yet removed, and old events that are still needed: one
+/// part in this many of the time goes into that.
+const SWEEP_SHARE: u32 = 100;
+const TALLY_PAGE: i32 = 100;
+
+pub struct Retention {
+    /// Deliveries finished since the last step.
+    finished: usize,
+    next_step: Instant,
+    place: Place,
+    /// What the sweep has taken on its way to the end.
+    sweep_took: Duration,
+    /// It has come to the end: when to begin anew, for what was passed over.
+    next_sweep: Option<Instant>,
+    tally_after: i32,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Retention {
+            finished: 0,
+            next_step: Instant::now(),
+            place: Place::default(),
+            sweep_took: Duration::ZERO,
+            next_sweep: None,
+            tally_after: 0,
+        }
+    }
+}
+
+impl Retention {
+    pub fn finished(&mut self, deliveries: usize) {
+        self.finished += deliveries;
+    }
+
+    fn step_size(&self) -> usize {
+        (2 * self.finished).clamp(*STEP.start(), *STEP.end())
+    }
+
+    fn begin_anew(&mut self) {
+        self.place = Place::default();
+        self.sweep_took = Duration::ZERO;
+        self.next_sweep = None;
+    }
+}
+
+impl Worker {
+    /// Makes a step when one is due and nothing is waiting to be delivered, or has been for long; says what is left of
+    /// the pause. A copy of another installation keeps everything until it is adopted.
+    pub(super) fn retain(&mut self, pause: Duration) -> Duration {
+        if is_read_only() || self.foreign_endpoints > 0 {
+            return pause;
+        }
+        let begun = Instant::now();
+        let patience = if pause.is_zero() {
+            STEP_EVERY
+        } else {
+            Duration::ZERO
+        };
+        if begun < self.retention.next_step + patience {
+            return pause.min(self.retention.next_step.saturating_duration_since(begun));
+        }
+        if self.retention.next_sweep.is_some_and(|at| begun >= at) {
+            self.retention.begin_anew();
+        }
+        let everything = self.expire().unwrap_or_else(|trouble| {
+            if trouble.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+                self.complain(&trouble);
+            }
+            true
+        });
+
+        let took = begun.elapsed();
+        let retention = &mut self.retention;
+        if retention.next_sweep.is_none() {
+            retention.sweep_took += took;
+            retention.next_sweep = everything.then(|| begun + retention.sweep_took * SWEEP_SHARE);
+        }
+        retention.next_step = if everything {
+            // It follows a look at whose endpoints these are.
+            self.next_survey
+        } else {
+            begun + STEP_EVERY.max(took * SHARE)
+        };
+        let left = pause.saturating_sub(took);
+        left.min(
+            retention
+                .next_step
+                .saturating_duration_since(Instant::now()),
+        )
+    }
+
+    /// Says whether that was all there is.
+    fn expire(&mut self) -> Result<bool, store::Trouble> {
+        let step = self.retention.step_size();
+        let place = self.retention.place;
+        let Expired { seen, place } =
+            store::transaction(|client| store::expire(client, step, place))?;
+        self.retention.place = place;
+        self.retention.finished = 0;
+        let everything = seen < step;
+        if everything {
+            let after = self.retention.tally_after;
+            self.retention.tally_after =
+                store::transaction(|client| store::expire_tally(client, after, TALLY_PAGE))?;
+        }
+        Ok(everything)
+    }
+}
