@@ -20,13 +20,16 @@ const HOST: &str = "127.0.0.1";
 const SUPERUSER: &str = "postgres";
 
 /// fsync stays on, so that crash tests are honest. TCP alone: a socket's path may be longer than the
-/// system allows.
+/// system allows. Receivers are on loopback, and some closed ports below 1024: no endpoint may
+/// be there as installed.
 const SETTINGS: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
 max_connections = 100
 max_worker_processes = 40
 log_min_messages = info
+webhook.allow_networks = '127.0.0.0/8, ::1'
+webhook.allow_ports = '1-65535'
 ";
 
 static BIN_DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {

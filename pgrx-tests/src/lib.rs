@@ -3,10 +3,13 @@
 pub mod cluster;
 pub mod database;
 pub mod directory;
+pub mod engine;
+pub mod guarded;
 pub mod log;
 pub mod pgbouncer;
 pub mod port;
 pub mod process;
+pub mod random;
 pub mod raw_receiver;
 pub mod receiver;
 pub mod verifier;
@@ -15,6 +18,7 @@ pub mod worker;
 
 pub use cluster::Cluster;
 pub use database::Database;
+pub use guarded::Guarded;
 pub use pgbouncer::PgBouncer;
 pub use raw_receiver::RawReceiver;
 pub use receiver::{Answer, Receiver, Request};

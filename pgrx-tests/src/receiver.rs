@@ -1,6 +1,6 @@
 //! A real HTTP server on loopback that records every request and answers as told.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex};
@@ -92,7 +92,8 @@ type Responder = Arc<dyn Fn(&Request, usize) -> Answer + Send + Sync>;
 
 struct Shared {
     state: Mutex<State>,
-    held_paths: watch::Sender<HashSet<String>>,
+    /// With the number of the last request that is answered all the same.
+    held_paths: watch::Sender<HashMap<String, usize>>,
 }
 
 #[derive(Default)]
@@ -163,7 +164,14 @@ impl Receiver {
     /// Requests to this path are recorded, but their answers wait for `release`.
     pub fn hold(&self, path: &str) {
         self.shared.held_paths.send_modify(|held| {
-            held.insert(path.to_owned());
+            held.insert(path.to_owned(), 0);
+        });
+    }
+
+    /// Answers the first so many of the path's requests, and holds those after them.
+    pub fn hold_after(&self, path: &str, number: usize) {
+        self.shared.held_paths.send_modify(|held| {
+            held.insert(path.to_owned(), number);
         });
     }
 
@@ -279,7 +287,9 @@ async fn answer(
     };
     let number = shared.record(&path, &request);
     let mut held_paths = shared.held_paths.subscribe();
-    let _ = held_paths.wait_for(|held| !held.contains(&path)).await;
+    let is_answered =
+        |held: &HashMap<String, usize>| held.get(&path).is_none_or(|last| number <= *last);
+    let _ = held_paths.wait_for(is_answered).await;
     Ok(shared.answer(&path, &request, number).into_response())
 }
 

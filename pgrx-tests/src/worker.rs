@@ -1,6 +1,7 @@
 //! A background worker's process, as the server and the kernel see it.
 
 use std::fs;
+use std::time::Duration;
 
 use libc::c_int;
 
@@ -41,6 +42,18 @@ pub fn terminate(database: &Database, pid: c_int) {
     assert!(signalled, "there is no process {pid} to terminate");
 }
 
+/// The server takes the loss of a process for a crash and restarts all of them; waits until it has.
+#[track_caller]
+pub fn kill(cluster: &Cluster, database: &Database) {
+    let starts = || cluster.log().matches("ready to accept connections").count();
+    let before = starts();
+    signal(pid(database), libc::SIGKILL);
+    wait::until("the server to recover", || match starts() {
+        seen if seen > before => Ok(()),
+        seen => Err(seen),
+    });
+}
+
 #[track_caller]
 pub fn signal(pid: c_int, signal: c_int) {
     // SAFETY: kill has no memory preconditions.
@@ -66,12 +79,29 @@ pub fn sleeps(pid: c_int) -> u64 {
     count.trim().parse().expect("the count is a number")
 }
 
-/// What the process wrote to the server's log at WARNING or above.
+/// The time that its main thread has computed so far.
+#[track_caller]
+pub fn computed(pid: c_int) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat"));
+    let stat = stat.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
+    // The name, in parentheses, may have spaces; user and system time are the 12th and 13th after it.
+    let (_, fields) = stat.rsplit_once(')').expect("the kernel names the thread");
+    let fields = fields.split_whitespace().skip(11).take(2);
+    let ticks: u64 = fields
+        .map(|ticks| ticks.parse::<u64>().expect("it is a number"))
+        .sum();
+    // SAFETY: sysconf has no memory preconditions.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Duration::from_secs_f64(ticks as f64 / per_second as f64)
+}
+
+/// What the process wrote to the server's log at WARNING or above, but for alerts about endpoints.
 pub fn complaints(cluster: &Cluster, pid: c_int) -> Vec<String> {
     const LEVELS: [&str; 4] = ["WARNING:", "ERROR:", "FATAL:", "PANIC:"];
     let marker = format!("[{pid}] ");
     (cluster.log().lines())
         .filter(|line| line.contains(&marker) && LEVELS.iter().any(|level| line.contains(level)))
+        .filter(|line| !line.contains("WARNING:  webhook endpoint \""))
         .map(str::to_owned)
         .collect()
 }

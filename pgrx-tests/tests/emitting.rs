@@ -256,7 +256,12 @@ fn patterns_choose_endpoints() {
         &["Order.*"],
     ];
     for pattern in patterns {
-        add_parked_endpoint(&database, &pattern.join(" "), None, pattern);
+        add_parked_endpoint(
+            &database,
+            &format!("to {}", pattern.join(" ")),
+            None,
+            pattern,
+        );
     }
     let cases: [(&str, &[&str]); 9] = [
         (
@@ -290,8 +295,9 @@ fn patterns_choose_endpoints() {
         ("webhooks.created", &["*"]),
         ("webhook", &["*"]),
     ];
-    for (event_type, expected) in cases {
+    for (event_type, patterns) in cases {
         let event = database.emit(event_type, json!({}));
+        let expected: Vec<String> = patterns.iter().map(|name| format!("to {name}")).collect();
         assert_eq!(endpoints_of(&database, event), expected, "{event_type}");
     }
 }
@@ -447,7 +453,7 @@ fn two_phase_commit_wakes_too() {
     assert_eq!(arrivals(&database, &receiver), NOTHING);
     // Asleep, so that nothing but the commit can make it look.
     database.wait_until(
-        "SELECT wait_event_type = 'Extension' AND NOT EXISTS (SELECT FROM webhook.delivery_queue)
+        "SELECT wait_event_type IS NOT DISTINCT FROM 'Extension' AND NOT EXISTS (SELECT FROM webhook.delivery_queue)
          FROM pg_stat_activity WHERE backend_type = 'webhook worker' AND datname = current_database()",
     );
     database.execute("COMMIT PREPARED 'order'");

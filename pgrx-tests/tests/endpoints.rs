@@ -76,6 +76,8 @@ fn bad_input_is_refused_with_a_hint_and_writes_nothing() {
     let header = |name: &str, value: &str| ("headers", format!(r#"'{{"{name}": {value}}}'"#));
     let value = |value: &str| header("X-Key", &format!("\"{CREDENTIAL}{value}\""));
     let cases = [
+        // It stands for every endpoint.
+        ("name", "'*'".to_owned()),
         url("ftp://example.com/CREDENTIAL"),
         url("example.com/CREDENTIAL"),
         url("https:///CREDENTIAL"),
@@ -234,8 +236,8 @@ fn good_input_is_accepted() {
         "https://example.com:8443/hooks/a%20b;c=d,e",
         "https://example.com?key=a&b=[1]",
         "https://xn--mller-kva.example/",
-        "https://192.0.2.1:80/",
-        "https://[2001:db8::1]/",
+        "https://1.1.1.1:80/",
+        "https://[2606:4700:4700::1111]/",
         "http://[::1]:8080/hooks",
         "https://internal_host/@user",
     ]
@@ -331,6 +333,62 @@ fn an_unknown_endpoint_is_refused() {
     );
     assert_refused(&database, "SELECT webhook_secret('nobody')", "42704");
     assert_refused(&database, "SELECT webhook_secret(NULL)", "42704");
+}
+
+#[test]
+fn an_unknown_name_is_refused_with_the_names_that_are_close() {
+    let database = database();
+    for name in [
+        "shipping",
+        "Billing",
+        "audit-eu-1",
+        "audit-eu-2",
+        "audit-us-1",
+        "audit-us-2",
+        "Zoë",
+        "a",
+        "warehouse of the north",
+    ] {
+        database.execute(&add_with("name", &format!("'{name}'")));
+    }
+    let listing = "SELECT name FROM webhook.endpoint lists them; webhook_add_endpoint() makes one.";
+    for (name, hint) in [
+        ("shiping", r#"Did you mean "shipping"?"#),
+        ("shipipng", r#"Did you mean "shipping"?"#),
+        ("SHIPPING", r#"Did you mean "shipping"?"#),
+        ("billing", r#"Did you mean "Billing"?"#),
+        ("ZOË", r#"Did you mean "Zoë"?"#),
+        ("warehouse", r#"Did you mean "warehouse of the north"?"#),
+        ("billing of the south", r#"Did you mean "Billing"?"#),
+        // Nearest first, then by name, and no more than three.
+        (
+            "audit-us-3",
+            r#"Did you mean "audit-us-1" or "audit-us-2" or "audit-eu-1"?"#,
+        ),
+        ("b", listing),
+        ("ng", listing),
+        ("nobody", listing),
+        ("", listing),
+    ] {
+        for call in ["webhook_secret('{}')", "webhook_remove_endpoint('{}')"] {
+            let sql = format!("SELECT {}", call.replace("{}", name));
+            let refusal = database.refusal(&sql);
+            assert_eq!(
+                refusal.message(),
+                format!("endpoint \"{name}\" does not exist")
+            );
+            assert_eq!(refusal.hint(), Some(hint), "{name}");
+        }
+    }
+    let refusal = database.refusal("SELECT webhook_copy_policy('standart', 'mine')");
+    assert_eq!(refusal.hint(), Some(r#"Did you mean "standard"?"#));
+}
+
+#[test]
+fn the_names_that_are_close_show_nothing_else_of_their_endpoints() {
+    let database = database();
+    database.execute(&add_with("name", "'shipping'"));
+    assert_refused(&database, "SELECT webhook_secret('shiping')", "42704");
 }
 
 #[test]

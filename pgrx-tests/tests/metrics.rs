@@ -39,8 +39,8 @@ fn deliver_a_known_mix(database: &Database, keep_sent: bool) {
     });
     receiver.respond("/never", |_, _| Answer::status(500));
     database.execute(&format!(
-        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, keep_sent)
-         VALUES ('mixed', 3, 'fixed', '50 ms', 0, 0, {keep_sent})"
+        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, failure_threshold, keep_sent)
+         VALUES ('mixed', 3, 'fixed', '50 ms', 0, 0, 0, {keep_sent})"
     ));
     for (name, events) in [("at_once", 8), ("third", 1), ("never", 1)] {
         let url = receiver.url(&format!("/{name}"));

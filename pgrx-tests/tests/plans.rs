@@ -33,6 +33,29 @@ fn a_plan_made_for_an_empty_queue_serves_many_endpoints() {
     every_call_reads_little(&mut client);
 }
 
+#[test]
+fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("behind");
+    let mut client = planned_while_empty(&database, 1);
+    client
+        .execute(
+            "SELECT webhook_emit('type.1') FROM generate_series(1, $1)",
+            &[&(QUEUED as i32)],
+        )
+        .unwrap();
+    // The retries are behind all that has never been tried.
+    let open = "
+        SELECT * FROM webhook.claim(1, '{1}', '{3}', '{0}');
+        SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
+        SET webhook.engine = on;
+        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
+        RESET webhook.engine;
+        INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
+    client.batch_execute(open).unwrap();
+    every_call_reads_little(&mut client);
+}
+
 /// A session that has made its plans for a queue that it knows to be empty.
 fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
     let mut client = database.connect();
@@ -51,7 +74,7 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
 }
 
 const AGENDA: &str = "SELECT * FROM webhook.agenda(0, 100)";
-const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}')";
+const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{0}')";
 const SETTLE: &str = "SELECT webhook.settle(
         array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
         array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e9::float8))

@@ -55,7 +55,7 @@ fn claims_of_a_killed_worker_are_resent_with_the_same_id() {
     let event = database.emit("order.created", json!({}));
     receiver.wait_for_requests(1);
 
-    kill_worker(&cluster, &database);
+    worker::kill(&cluster, &database);
     let requests = receiver.wait_for_requests(2);
     assert_eq!(requests[0].event_id(), event);
     assert_eq!(requests[0].header("x-webhook-retry"), "0");
@@ -78,7 +78,7 @@ fn a_claim_with_no_attempt_left_fails_when_its_worker_is_lost() {
     let event = database.emit("order.created", json!({}));
     receiver.wait_for_requests(1);
 
-    kill_worker(&cluster, &database);
+    worker::kill(&cluster, &database);
     database.wait_for_status(event, "FAILED");
     let reason: String = database.query_one_value("SELECT last_error FROM webhook.dead_letter");
     assert_eq!(reason, "worker lost");
@@ -398,18 +398,6 @@ fn a_server_crash_loses_nothing() {
     assert_eq!(distinct(&receiver.requests()).len(), 500);
 }
 
-/// The server takes the loss of a process for a crash and restarts all of them.
-fn kill_worker(cluster: &Cluster, database: &Database) {
-    worker::signal(worker::pid(database), libc::SIGKILL);
-    wait::until("the server to recover", || {
-        let log = cluster.log();
-        match log.matches("ready to accept connections").count() {
-            2 => Ok(()),
-            seen => Err(seen),
-        }
-    });
-}
-
 fn launcher_pid(database: &Database) -> Option<i32> {
     database.query_one_value(
         "SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
@@ -417,7 +405,9 @@ fn launcher_pid(database: &Database) -> Option<i32> {
 }
 
 fn add_endpoint_with_one_attempt(database: &Database, url: &str) {
-    database.execute("INSERT INTO webhook.policy (name, max_attempts) VALUES ('once', 1)");
+    database.execute(
+        "INSERT INTO webhook.policy (name, max_attempts, failure_threshold) VALUES ('once', 1, 0)",
+    );
     database.add_endpoint_with("orders", url, "policy => 'once'");
 }
 

@@ -16,8 +16,8 @@ fn database() -> Database {
 /// Two attempts, 20 ms apart, and whatever else the test wants of its policy.
 fn add_policy(database: &Database, name: &str, columns: &str, values: &str) {
     database.execute(&format!(
-        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, {columns})
-         VALUES ('{name}', 2, 'fixed', '20 ms', 0, 0, {values})"
+        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, failure_threshold, {columns})
+         VALUES ('{name}', 2, 'fixed', '20 ms', 0, 0, 0, {values})"
     ));
 }
 
@@ -329,8 +329,8 @@ fn changing_an_endpoints_policy_applies_to_the_next_attempts_delay() {
     let (database, receiver) = (database(), Receiver::start());
     receiver.respond("/", |_, _| Answer::status(500));
     database.execute(
-        "INSERT INTO webhook.policy (name, backoff, schedule, jitter_down, jitter_up)
-         VALUES ('before', 'schedule', '{1 h, 2 h, 3 h}', 0, 0), ('after', 'schedule', '{4 h, 5 h, 6 h}', 0, 0)",
+        "INSERT INTO webhook.policy (name, backoff, schedule, jitter_down, jitter_up, failure_threshold)
+         VALUES ('before', 'schedule', '{1 h, 2 h, 3 h}', 0, 0, 0), ('after', 'schedule', '{4 h, 5 h, 6 h}', 0, 0, 0)",
     );
     database.add_endpoint_with("broken", &receiver.url("/"), "policy => 'before'");
     let event = database.emit("order.created", json!({}));

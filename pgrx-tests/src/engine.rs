@@ -1,0 +1,140 @@
+//! The worker's part, played by a test: what it claims and settles through SQL.
+
+use postgres::GenericClient;
+use uuid::Uuid;
+
+use crate::cluster::Cluster;
+
+/// A cluster where nobody claims but the test, in sessions like the worker's.
+pub fn idle_cluster() -> Cluster {
+    let idle = Cluster::builder().setting("webhook.enabled = off");
+    idle.setting("jit = off").start()
+}
+
+/// A delivery that was claimed, by the number that its claim has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Claim {
+    pub event: Uuid,
+    pub endpoint: i32,
+    pub claim_seq: i64,
+    pub earlier_attempts: i32,
+}
+
+/// What the worker asks for: at most that many more of an endpoint that has so many in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    pub endpoint: i32,
+    pub capacity: i32,
+    pub in_flight: i32,
+}
+
+#[track_caller]
+pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) -> Vec<Claim> {
+    let column = |field: fn(&Wish) -> i32| wishes.iter().map(field).collect::<Vec<i32>>();
+    let rows = client.query(
+        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4)",
+        &[
+            &instance,
+            &column(|wish| wish.endpoint),
+            &column(|wish| wish.capacity),
+            &column(|wish| wish.in_flight),
+        ],
+    );
+    let rows = rows.unwrap_or_else(|error| panic!("claim: {error:?}"));
+    rows.iter()
+        .map(|row| Claim {
+            event: row.get(0),
+            endpoint: row.get(1),
+            claim_seq: row.get(2),
+            earlier_attempts: row.get(3),
+        })
+        .collect()
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub status: Option<i32>,
+    pub error_kind: Option<&'static str>,
+    pub error: Option<String>,
+    /// Seconds.
+    pub retry_after: Option<f64>,
+    pub duration_ms: i32,
+    /// Seconds since 1970.
+    pub finished_at: f64,
+}
+
+impl Outcome {
+    pub fn status(status: i32, finished_at: f64) -> Outcome {
+        Outcome {
+            status: Some(status),
+            error_kind: None,
+            error: None,
+            retry_after: None,
+            duration_ms: 1,
+            finished_at,
+        }
+    }
+
+    pub fn error(kind: &'static str, finished_at: f64) -> Outcome {
+        Outcome {
+            status: None,
+            error_kind: Some(kind),
+            error: Some(kind.to_owned()),
+            ..Outcome::status(0, finished_at)
+        }
+    }
+
+    /// What is stored as the error of a failure.
+    pub fn described(&self) -> Option<String> {
+        let status = self.status.map(|status| format!("HTTP {status}"));
+        self.error.clone().or(status)
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// What somebody has locked, by event and endpoint.
+    pub locked: Vec<(Uuid, i32)>,
+    /// What was finished: deliveries, those retried, and their retries.
+    pub counted: [i64; 3],
+}
+
+#[track_caller]
+pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Settled {
+    fn column<'a, T>(
+        batch: &'a [(Claim, Outcome)],
+        field: impl Fn(&'a Claim, &'a Outcome) -> T,
+    ) -> Vec<T> {
+        let rows = batch.iter();
+        rows.map(|(claim, outcome)| field(claim, outcome)).collect()
+    }
+    let rows = client.query(
+        "SELECT event_id, endpoint_id, deliveries, retried, retries
+         FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        &[
+            &column(batch, |claim, _| claim.event),
+            &column(batch, |claim, _| claim.endpoint),
+            &column(batch, |claim, _| claim.claim_seq),
+            &column(batch, |_, outcome| outcome.status),
+            &column(batch, |_, outcome| outcome.error_kind),
+            &column(batch, |_, outcome| outcome.error.as_deref()),
+            &column(batch, |_, _| None::<&str>),
+            &column(batch, |_, outcome| outcome.retry_after),
+            &column(batch, |_, outcome| outcome.duration_ms),
+            &column(batch, |_, outcome| outcome.finished_at),
+        ],
+    );
+    let mut settled = Settled::default();
+    for row in rows.unwrap_or_else(|error| panic!("settle: {error:?}")) {
+        match row.get::<_, Option<Uuid>>(0) {
+            Some(event) => settled.locked.push((event, row.get(1))),
+            None => {
+                for (sum, index) in settled.counted.iter_mut().zip(2..) {
+                    *sum += row.get::<_, i64>(index);
+                }
+            }
+        }
+    }
+    settled
+}

@@ -1,0 +1,738 @@
+//! What is kept for how long, and that nothing goes which somebody still needs.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use postgres::Client;
+use serde_json::json;
+use uuid::Uuid;
+use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
+
+/// Long enough for a sweep from the beginning: the worker makes few of them.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// Rows as they would be if the worker had made them that long ago; each delivery has an attempt.
+const PAST: &str = "
+    CREATE FUNCTION past_event(age interval) RETURNS uuid LANGUAGE sql AS $$
+        INSERT INTO webhook.event (id, event_type, payload, created_at)
+        SELECT overlay(webhook.first_id(now() - age)::text PLACING right(md5(random()::text), 12) FROM 25)::uuid,
+               'past.event', '{}', now() - age
+        RETURNING id
+    $$;
+    CREATE FUNCTION past_delivery(event uuid, endpoint int, ended text, age interval) RETURNS uuid LANGUAGE sql AS $$
+        INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, attempt, verdict, status_code, duration_ms, finished_at)
+        VALUES (event, endpoint, 1, 1, 'retry', 500, 5, now() - age);
+        INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, status, attempts, max_attempts, last_error, claim_seq,
+                                      created_at, completed_at)
+        VALUES (event, endpoint, 'past.event', ended, 1, 3, 'HTTP 500', 1, now() - age, now() - age)
+        RETURNING event_id
+    $$;
+    CREATE FUNCTION past(ended text, age interval) RETURNS uuid LANGUAGE sql AS $$
+        SELECT past_delivery(past_event(age), (SELECT min(id) FROM webhook.endpoint), ended, age)
+    $$";
+
+/// A database with one endpoint, which gets nothing but what has `type` of its own.
+fn database(cluster: &Cluster, receiver: &Receiver) -> Database {
+    let database = cluster.database("retention");
+    database.execute(PAST);
+    database.add_endpoint_with(
+        "orders",
+        &receiver.url("/orders"),
+        "'{order.*}', policy => 'fast'",
+    );
+    database
+}
+
+/// Ends what the other threads do, also when this one fails.
+struct AtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Waits until the worker has looked at everything once more: it has found an event that is older than all.
+#[track_caller]
+fn wait_for_a_sweep(database: &Database) {
+    let marker: Uuid = database.query_one_value("SELECT past_event('1000 days')");
+    wait_until(
+        database,
+        &format!("SELECT NOT EXISTS (SELECT FROM webhook.event WHERE id = '{marker}')"),
+    );
+}
+
+#[track_caller]
+fn wait_until(database: &Database, sql: &str) {
+    let mut client = database.connect();
+    wait::until_within(SWEEP, sql, || {
+        let answer: bool = client.query_one(sql, &[]).unwrap().get(0);
+        answer.then_some(()).ok_or(())
+    });
+}
+
+/// Events, deliveries and attempts that there are of these events.
+#[track_caller]
+fn rows_of(database: &Database, events: &[Uuid]) -> (i64, i64, i64) {
+    let row = (database.connect()).query_one(
+        "SELECT (SELECT count(*) FROM webhook.event WHERE id = ANY ($1)),
+                (SELECT count(*) FROM webhook.delivery WHERE event_id = ANY ($1)),
+                (SELECT count(*) FROM webhook.attempt WHERE event_id = ANY ($1))",
+        &[&events],
+    );
+    let row = row.unwrap();
+    (row.get(0), row.get(1), row.get(2))
+}
+
+fn past(database: &Database, ended: &str, age: &str) -> Uuid {
+    database.query_one_value(&format!("SELECT past('{ended}', '{age}')"))
+}
+
+#[test]
+fn exactly_what_is_due_goes_while_events_flow() {
+    const DUE: [(&str, &str); 4] = [
+        ("SENT", "7 days 1 min"),
+        ("CANCELLED", "7 days 1 min"),
+        ("SENT", "3 years"),
+        ("FAILED", "30 days 1 min"),
+    ];
+    const KEPT: [(&str, &str); 4] = [
+        ("SENT", "6 days 23:59"),
+        ("CANCELLED", "6 days 23:59"),
+        ("SENT", "1 s"),
+        ("FAILED", "29 days 23:59"),
+    ];
+    const OF_EACH: usize = 300;
+    let receiver = Receiver::start();
+    let database = database(Cluster::shared(), &receiver);
+    let ended = AtomicBool::new(false);
+    let (kept, emitted) = thread::scope(|scope| {
+        let flow = scope.spawn(|| {
+            let mut client = database.connect();
+            let mut emitted = Vec::new();
+            while !ended.load(Ordering::SeqCst) {
+                let event = webhook_e2e::database::emit(&mut client, "order.created", json!({}));
+                emitted.push(event);
+            }
+            emitted
+        });
+        let end = AtTheEnd(&ended);
+        let mut client = database.connect();
+        let mut insert = |rows: &[(&str, &str)]| -> Vec<Uuid> {
+            (rows.iter().cycle().take(rows.len() * OF_EACH))
+                .map(|(ended, age)| {
+                    let sql = format!("SELECT past('{ended}', '{age}')");
+                    client.query_one(&sql, &[]).unwrap().get(0)
+                })
+                .collect()
+        };
+        let kept = insert(&KEPT);
+        insert(&DUE);
+        wait_until(
+            &database,
+            &format!(
+                "SELECT count(*) = {} FROM webhook.delivery WHERE event_type = 'past.event'",
+                KEPT.len() * OF_EACH
+            ),
+        );
+        wait_for_a_sweep(&database);
+        drop(end);
+        (kept, flow.join().unwrap())
+    });
+
+    let count = kept.len() as i64;
+    assert_eq!(rows_of(&database, &kept), (count, count, count));
+    let others: i64 = database.query_one_value(
+        "SELECT (SELECT count(*) FROM webhook.event WHERE event_type = 'past.event')
+              + (SELECT count(*) FROM webhook.attempt)",
+    );
+    assert_eq!(others, 2 * count, "attempts or events were left behind");
+
+    receiver.wait_for_requests(emitted.len());
+    database.wait_until("SELECT queued = 0 FROM webhook_status()");
+    let sent: i64 = database.query_one_value(
+        "SELECT count(*) FROM webhook.delivery_history h JOIN webhook.event v ON v.id = h.event_id
+         WHERE h.event_type = 'order.created' AND h.status = 'SENT'",
+    );
+    assert_eq!(sent, emitted.len() as i64);
+}
+
+#[test]
+fn an_event_stays_as_long_as_any_delivery_has_it() {
+    let receiver = Receiver::start();
+    let database = database(Cluster::shared(), &receiver);
+    database.add_endpoint_with("other", &receiver.url("/other"), "'{other.*}'");
+    database.execute("UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'other'");
+    // The delivery to the first endpoint has expired; the one to the other has not.
+    let event = |other: &str| -> Uuid {
+        database.query_one_value(&format!(
+            "WITH expired AS MATERIALIZED (SELECT past('SENT', '20 days') AS event)
+             SELECT {other} FROM expired, webhook.endpoint e WHERE e.name = 'other'"
+        ))
+    };
+    let events = [
+        event("past_delivery(event, e.id, 'SENT', '1 day')"),
+        event("past_delivery(event, e.id, 'CANCELLED', '1 day')"),
+        event("past_delivery(event, e.id, 'FAILED', '20 days')"),
+    ];
+    let queued = past(&database, "SENT", "20 days");
+    database.execute(&format!(
+        "INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, max_attempts)
+         SELECT '{queued}', id, 'past.event', 3 FROM webhook.endpoint WHERE name = 'other'"
+    ));
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id WHERE e.name = 'orders')",
+    );
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &events), (3, 3, 3));
+    assert_eq!(rows_of(&database, &[queued]), (1, 1, 0));
+
+    database.execute("UPDATE webhook.endpoint SET paused_at = NULL WHERE name = 'other'");
+    receiver.wait_for_event(queued);
+    database.wait_for_status(queued, "SENT");
+}
+
+#[test]
+fn a_dead_letter_that_goes_before_its_event_leaves_it() {
+    let cluster = Cluster::builder()
+        .setting("webhook.retention_failed = '1 h'")
+        .start();
+    let database = database(&cluster, &Receiver::start());
+    let event = past(&database, "FAILED", "2 h");
+    wait_until(
+        &database,
+        &format!("SELECT NOT EXISTS (SELECT FROM webhook.dead_letter WHERE event_id = '{event}')"),
+    );
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &[event]), (1, 0, 0));
+}
+
+#[test]
+fn events_that_matched_nothing_go() {
+    let database = Cluster::shared().database("retention");
+    database.execute(PAST);
+    let kept: Uuid = database.query_one_value("SELECT past_event('6 days 23:59')");
+    let due: Uuid = database.query_one_value("SELECT past_event('7 days 1 min')");
+    let emitted = database.emit("order.created", json!({}));
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &[due]), (0, 0, 0));
+    assert_eq!(rows_of(&database, &[kept, emitted]), (2, 0, 0));
+}
+
+#[test]
+fn old_events_that_are_needed_do_not_hide_those_that_are_not() {
+    let database = database(Cluster::shared(), &Receiver::start());
+    // More than one step of them, and what is due is behind and between them.
+    database.execute("SELECT past('FAILED', '20 days') FROM generate_series(1, 1500)");
+    let due: Uuid = database.query_one_value("SELECT past_event('8 days')");
+    database.execute("SELECT past('FAILED', '7 days 1 min') FROM generate_series(1, 500)");
+    wait_until(
+        &database,
+        &format!("SELECT NOT EXISTS (SELECT FROM webhook.event WHERE id = '{due}')"),
+    );
+    let left: i64 = database.query_one_value("SELECT count(*) FROM webhook.event");
+    assert_eq!(left, 2000);
+}
+
+#[test]
+fn all_attempts_of_a_delivery_go_however_many() {
+    let database = database(Cluster::shared(), &Receiver::start());
+    let event = past(&database, "SENT", "8 days");
+    database.execute(&format!(
+        "INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, verdict, duration_ms, finished_at)
+         SELECT '{event}', id, n, 'retry', 5, now() FROM webhook.endpoint, generate_series(2, 5000) n"
+    ));
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.attempt) AND NOT EXISTS (SELECT FROM webhook.event)",
+    );
+    assert_eq!(rows_of(&database, &[event]), (0, 0, 0));
+}
+
+#[test]
+fn minus_one_keeps_for_ever_and_a_reload_ends_that() {
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let sent = past(&database, "SENT", "10 years");
+    let failed = past(&database, "FAILED", "10 years");
+    let unmatched: Uuid = database.query_one_value("SELECT past_event('10 years')");
+    database.execute(OLD_TALLY);
+    wait_until(&database, OLD_TALLY_IS_GONE);
+    assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (3, 2, 2));
+
+    cluster.configure("webhook.retention_failed = '30d'");
+    cluster.reload();
+    database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.dead_letter)");
+    database.execute(OLD_TALLY);
+    wait_until(&database, OLD_TALLY_IS_GONE);
+    // Its event is no delivery's any more, and such events are kept as long as what was sent.
+    assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (3, 1, 1));
+
+    cluster.configure("webhook.retention_sent = '7d'");
+    cluster.reload();
+    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
+    assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (0, 0, 0));
+}
+
+/// A counter of an endpoint that was removed; it goes when retention has looked, whatever is kept for ever.
+const OLD_TALLY: &str = "
+    INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
+    VALUES (77, now() - interval '49 hours', 'SENT', 1, 1, 0, 0);
+    INSERT INTO webhook.removed_endpoint (id, name) VALUES (77, 'removed') ON CONFLICT DO NOTHING";
+const OLD_TALLY_IS_GONE: &str =
+    "SELECT NOT EXISTS (SELECT FROM webhook.tally WHERE endpoint_id = 77)";
+
+#[test]
+fn a_database_has_a_retention_of_its_own_once_its_worker_starts() {
+    let database = database(Cluster::shared(), &Receiver::start());
+    let kept = past(&database, "SENT", "2 h");
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &[kept]), (1, 1, 1));
+
+    database.execute(&format!(
+        "ALTER DATABASE {} SET webhook.retention_sent = '1h'",
+        database.name()
+    ));
+    worker::terminate(&database, worker::pid(&database));
+    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
+    assert_eq!(rows_of(&database, &[kept]), (0, 0, 0));
+}
+
+#[test]
+fn the_settings_are_times_or_minus_one_and_the_superusers() {
+    let database = Cluster::shared().database("retention");
+    let shown: Vec<String> = ["webhook.retention_sent", "webhook.retention_failed"]
+        .map(|name| database.query_one_value(&format!("SHOW {name}")))
+        .into();
+    assert_eq!(shown, ["7d", "30d"]);
+    for value in ["-2", "'soon'"] {
+        let refusal = database.refusal(&format!("SET webhook.retention_sent = {value}"));
+        assert_eq!(refusal.code().code(), "22023", "{value}: {refusal:?}");
+    }
+    let refusal = database.refusal(
+        "CREATE ROLE keeps_nothing; SET ROLE keeps_nothing; SET webhook.retention_sent = 0",
+    );
+    assert_eq!(refusal.code().code(), "42501", "{refusal:?}");
+}
+
+#[test]
+fn zero_removes_at_once() {
+    const EVENTS: usize = 500;
+    let cluster = Cluster::builder()
+        .setting("webhook.retention_sent = 0")
+        .setting("webhook.keep_attempts = all")
+        .start();
+    let receiver = Receiver::start();
+    let database = database(&cluster, &receiver);
+    database.execute(&format!(
+        "SELECT webhook_emit('order.created') FROM generate_series(1, {EVENTS})"
+    ));
+    receiver.wait_for_requests(EVENTS);
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.delivery) AND NOT EXISTS (SELECT FROM webhook.event)
+                AND NOT EXISTS (SELECT FROM webhook.attempt)",
+    );
+    assert_eq!(receiver.request_count(), EVENTS);
+}
+
+#[test]
+fn what_somebody_has_locked_is_passed_over_and_goes_later() {
+    let mut cluster = cluster_that_keeps_everything();
+    let receiver = Receiver::start();
+    let database = database(&cluster, &receiver);
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    let locked = [
+        ("delivery_history", "event_id", "past('SENT', '8 days')"),
+        ("dead_letter", "event_id", "past('FAILED', '31 days')"),
+        ("attempt", "event_id", "past('SENT', '8 days')"),
+        ("event", "id", "past_event('8 days')"),
+    ]
+    .map(|(table, key, insert)| {
+        let event: Uuid = database.query_one_value(&format!("SELECT {insert}"));
+        let lock = format!("SELECT FROM webhook.{table} WHERE {key} = $1 FOR UPDATE");
+        transaction.query_one(&lock, &[&event]).unwrap();
+        event
+    });
+    let others: Vec<Uuid> = (0..300)
+        .map(|_| past(&database, "SENT", "8 days"))
+        .collect();
+    let worker = worker::pid(&database);
+    keep_as_by_default(&mut cluster);
+
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &others), (0, 0, 0));
+    let [history, dead_letter, attempt, event] = locked;
+    assert_eq!(rows_of(&database, &[history, dead_letter]), (2, 2, 2));
+    // The delivery is gone; what is left of it keeps its event.
+    assert_eq!(rows_of(&database, &[attempt]), (1, 0, 1));
+    assert_eq!(rows_of(&database, &[event]), (1, 0, 0));
+    let emitted = database.emit("order.created", json!({}));
+    database.wait_for_status(emitted, "SENT");
+
+    transaction.rollback().unwrap();
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.event WHERE event_type = 'past.event')",
+    );
+    assert_eq!(rows_of(&database, &locked), (0, 0, 0));
+    assert_eq!(worker::pid(&database), worker);
+    assert_eq!(worker::complaints(&cluster, worker), Vec::<String>::new());
+}
+
+#[test]
+fn a_table_that_somebody_has_locked_is_passed_over_quietly() {
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let event = past(&database, "SENT", "8 days");
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    transaction
+        .batch_execute("LOCK TABLE webhook.event IN SHARE MODE")
+        .unwrap();
+    let worker = worker::pid(&database);
+    keep_as_by_default(&mut cluster);
+    wait_for_looks(worker);
+    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
+
+    transaction.rollback().unwrap();
+    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
+    assert_eq!(worker::complaints(&cluster, worker), Vec::<String>::new());
+}
+
+/// The worker has woken several times, though nothing has happened.
+fn wait_for_looks(worker: i32) {
+    let sleeps = worker::sleeps(worker);
+    wait::until_within(SWEEP, "the worker to look", || {
+        match worker::sleeps(worker) - sleeps {
+            3.. => Ok(()),
+            seen => Err(seen),
+        }
+    });
+}
+
+fn cluster_that_keeps_everything() -> Cluster {
+    Cluster::builder()
+        .setting("webhook.retention_sent = -1")
+        .setting("webhook.retention_failed = -1")
+        .start()
+}
+
+fn keep_as_by_default(cluster: &mut Cluster) {
+    cluster.configure("webhook.retention_sent = '7d'\nwebhook.retention_failed = '30d'");
+    cluster.reload();
+}
+
+#[test]
+fn a_delivery_that_is_being_sent_again_keeps_its_event() {
+    let mut cluster = cluster_that_keeps_everything();
+    let receiver = Receiver::start();
+    let database = database(&cluster, &receiver);
+    let endings = [
+        ("SENT", "8 days"),
+        ("CANCELLED", "8 days"),
+        ("FAILED", "31 days"),
+    ];
+    let events = endings.map(|(ended, age)| past(&database, ended, age));
+    let rolled_back = endings.map(|(ended, age)| past(&database, ended, age));
+
+    let requeue = "SELECT webhook.requeue($1, array_fill((SELECT min(id) FROM webhook.endpoint), ARRAY[3]), finished_too => true)";
+    let (mut person, mut hesitant) = (database.connect(), database.connect());
+    let mut sent_again = person.transaction().unwrap();
+    let mut given_up = hesitant.transaction().unwrap();
+    for (transaction, events) in [(&mut sent_again, &events), (&mut given_up, &rolled_back)] {
+        let moved = transaction.query_one(requeue, &[&events.as_slice()]);
+        assert_eq!(moved.unwrap().get::<_, i64>(0), 3);
+    }
+    keep_as_by_default(&mut cluster);
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &events), (3, 3, 3));
+    sent_again.commit().unwrap();
+    for event in events {
+        receiver.wait_for_event(event);
+        database.wait_for_status(event, "SENT");
+    }
+    given_up.rollback().unwrap();
+    wait_until(
+        &database,
+        "SELECT count(*) = 3 FROM webhook.event WHERE event_type = 'past.event'",
+    );
+    assert_eq!(rows_of(&database, &rolled_back), (0, 0, 0));
+    assert_eq!(rows_of(&database, &events).0, 3);
+}
+
+/// People send again what is about to go, one moment before or after, while several sessions remove it.
+#[test]
+fn sending_again_and_removing_at_the_same_time_loses_no_event() {
+    const EVENTS: i64 = 4_000;
+    let receiver = Receiver::start();
+    let cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &receiver);
+    database.add_endpoint_with(
+        "other",
+        &receiver.url("/other"),
+        "'{order.*}', policy => 'fast'",
+    );
+    for ended in ["SENT", "FAILED"] {
+        database.execute(&format!(
+            "SELECT past_delivery(event, e.id, '{ended}', '40 days' - n * interval '1 s')
+             FROM (SELECT n, past_event('40 days') AS event FROM generate_series(1, {EVENTS} / 2) n OFFSET 0) v,
+                  webhook.endpoint e"
+        ));
+    }
+    database.execute("ANALYZE webhook.delivery_history, webhook.dead_letter");
+    let ended = AtomicBool::new(false);
+    let sent_again: Vec<(Uuid, i32)> = thread::scope(|scope| {
+        let end = AtTheEnd(&ended);
+        let removers: Vec<_> = (0..2)
+            .map(|_| scope.spawn(|| remove_everything(&mut database.connect())))
+            .collect();
+        let people: Vec<_> = ["delivery_history", "dead_letter"]
+            .into_iter()
+            .flat_map(|leaf| [leaf, leaf])
+            .map(|leaf| {
+                let (database, ended) = (&database, &ended);
+                scope.spawn(move || send_again_until(ended, leaf, &mut database.connect()))
+            })
+            .collect();
+        for remover in removers {
+            remover.join().unwrap();
+        }
+        drop(end);
+        (people.into_iter())
+            .flat_map(|person| person.join().unwrap())
+            .collect()
+    });
+    assert!(sent_again.len() > 100, "only {} met", sent_again.len());
+    let kept: i64 = database.query_one_value("SELECT count(*) FROM webhook.event");
+    assert!(kept < EVENTS, "nothing was removed");
+
+    database.wait_until("SELECT queued = 0 FROM webhook_status()");
+    let mut client = database.connect();
+    for (event, endpoint) in &sent_again {
+        let is_there =
+            "SELECT d.status FROM webhook.delivery d JOIN webhook.event v ON v.id = d.event_id
+                        WHERE d.event_id = $1 AND d.endpoint_id = $2";
+        let row = client.query_opt(is_there, &[event, endpoint]).unwrap();
+        let status: Option<String> = row.map(|row| row.get(0));
+        assert_eq!(status.as_deref(), Some("SENT"), "{event} to {endpoint}");
+    }
+}
+
+/// Steps as the worker makes them, until the last event.
+fn remove_everything(client: &mut Client) {
+    client
+        .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")
+        .unwrap();
+    let mut event_after: Option<Uuid> = None;
+    loop {
+        let step = "SELECT seen, event_after FROM webhook.expire(20, NULL, NULL, $1)";
+        let row = client.query_one(step, &[&event_after]).unwrap();
+        event_after = row.get(1);
+        if row.get::<_, i32>(0) < 20 {
+            return;
+        }
+    }
+}
+
+/// Takes one of the oldest, again and again, and says which were still there.
+fn send_again_until(ended: &AtomicBool, leaf: &str, client: &mut Client) -> Vec<(Uuid, i32)> {
+    let oldest = format!(
+        "SELECT event_id, endpoint_id FROM webhook.{leaf}
+         WHERE completed_at < now() - interval '30 days' ORDER BY completed_at OFFSET 20 * random() LIMIT 1"
+    );
+    let oldest = client.prepare(&oldest).unwrap();
+    let requeue = "SELECT webhook.requeue(ARRAY[$1::uuid], ARRAY[$2::int])";
+    let requeue = client.prepare(requeue).unwrap();
+    let mut sent_again = Vec::new();
+    while !ended.load(Ordering::SeqCst) {
+        let Some(row) = client.query_opt(&oldest, &[]).unwrap() else {
+            continue;
+        };
+        let delivery: (Uuid, i32) = (row.get(0), row.get(1));
+        let moved = client.query_one(&requeue, &[&delivery.0, &delivery.1]);
+        if moved.unwrap().get::<_, i64>(0) == 1 {
+            sent_again.push(delivery);
+        }
+    }
+    sent_again
+}
+
+#[test]
+fn counters_are_kept_for_two_days_and_the_newest_as_long_as_their_endpoint() {
+    let database = database(Cluster::shared(), &Receiver::start());
+    database.execute(
+        "SELECT webhook_add_endpoint(name, 'http://127.0.0.1:9/', '{other.*}') FROM unnest('{busy, quiet, removed}'::text[]) name;
+         CREATE TABLE counted (name text, ago int, status text, latency_class int, stays boolean);
+         INSERT INTO counted VALUES
+             ('busy', 0, 'SENT', 1, true), ('busy', 47, 'SENT', 1, true), ('busy', 50, 'SENT', 1, false), ('busy', 50, 'SENT', 2, false),
+             ('busy', 900, 'SENT', 1, false), ('busy', 60, 'FAILED', 1, true), ('busy', 61, 'FAILED', 1, false),
+             ('quiet', 70, 'SENT', 1, true), ('quiet', 70, 'SENT', 9, true), ('quiet', 71, 'SENT', 1, false), ('quiet', 47, 'FAILED', 1, true),
+             ('quiet', 50, 'FAILED', 1, false),
+             ('removed', 1, 'SENT', 1, true), ('removed', 50, 'SENT', 1, false), ('removed', 51, 'FAILED', 1, false);
+         INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries, last_at)
+         SELECT e.id, date_trunc('hour', now(), 'UTC') - ago * interval '1 hour', c.status, c.latency_class, 1, 0, 0, now()
+         FROM counted c JOIN webhook.endpoint e USING (name);
+         CREATE TABLE endpoint AS SELECT id, name FROM webhook.endpoint;
+         SELECT webhook_remove_endpoint('removed')",
+    );
+    wait_until(
+        &database,
+        "SELECT count(*) = (SELECT count(*) FROM counted WHERE stays) FROM webhook.tally",
+    );
+    let wrong: i64 = database.query_one_value(
+        "SELECT count(*) FROM counted c JOIN endpoint e USING (name)
+         LEFT JOIN webhook.tally t ON t.endpoint_id = e.id AND t.status = c.status AND t.latency_class = c.latency_class
+             AND t.hour = date_trunc('hour', now(), 'UTC') - c.ago * interval '1 hour'
+         WHERE c.stays <> (t.hour IS NOT NULL)",
+    );
+    assert_eq!(wrong, 0);
+}
+
+#[test]
+fn a_copy_keeps_everything_until_it_is_adopted() {
+    let receiver = Receiver::start();
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &receiver);
+    let event = past(&database, "SENT", "8 days");
+    database.execute("UPDATE webhook.endpoint SET origin = 'elsewhere'");
+    worker::terminate(&database, worker::pid(&database));
+    keep_as_by_default(&mut cluster);
+    let other = cluster.database("other");
+    other.execute(PAST);
+    wait_for_a_sweep(&other);
+    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
+
+    database.execute("SELECT webhook_adopt()");
+    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
+}
+
+#[test]
+fn deliveries_stay_while_a_restore_has_not_brought_their_endpoints() {
+    let database = Cluster::shared().database("restored");
+    database.execute(PAST);
+    let event: Uuid = database
+        .query_one_value("SELECT past_delivery(past_event('40 days'), 1, 'SENT', '40 days')");
+    wait_for_a_sweep(&database);
+    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
+
+    database.execute("INSERT INTO webhook.removed_endpoint (id, name) VALUES (1, 'long ago')");
+    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
+}
+
+#[test]
+fn retention_goes_on_while_delivery_is_switched_off() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = database(&cluster, &Receiver::start());
+    past(&database, "SENT", "8 days");
+    let queued = database.emit("order.created", json!({}));
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.event WHERE event_type = 'past.event')",
+    );
+    assert_eq!(rows_of(&database, &[queued]), (1, 1, 0));
+}
+
+#[test]
+fn a_read_only_server_removes_nothing_and_says_nothing() {
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let event = past(&database, "SENT", "8 days");
+    let worker = worker::pid(&database);
+    cluster.configure("default_transaction_read_only = on");
+    keep_as_by_default(&mut cluster);
+    database.wait_until("SELECT state = 'held' FROM webhook_status()");
+    wait_for_looks(worker);
+    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
+    assert_eq!(worker::complaints(&cluster, worker), Vec::<String>::new());
+
+    cluster.configure("default_transaction_read_only = off");
+    cluster.reload();
+    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
+}
+
+#[test]
+fn trouble_with_retention_is_reported_and_delivery_goes_on() {
+    let receiver = Receiver::start();
+    let database = database(Cluster::shared(), &receiver);
+    database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''kept by audit''; END';
+         CREATE TRIGGER refuse BEFORE DELETE ON webhook.delivery_history FOR EACH ROW EXECUTE FUNCTION refuse()",
+    );
+    let event = past(&database, "SENT", "8 days");
+    wait_until(
+        &database,
+        "SELECT coalesce(last_error = 'kept by audit', false) FROM webhook_status()",
+    );
+    let emitted = database.emit("order.created", json!({}));
+    database.wait_for_status(emitted, "SENT");
+    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
+
+    database.execute("DROP TRIGGER refuse ON webhook.delivery_history");
+    wait_until(
+        &database,
+        &format!("SELECT NOT EXISTS (SELECT FROM webhook.event WHERE id = '{event}')"),
+    );
+}
+
+#[test]
+fn a_step_planned_on_empty_tables_reads_little_of_full_ones() {
+    const ROWS: i64 = 10_000;
+    const STEP: i64 = 100;
+    let cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    database.execute(
+        "VACUUM ANALYZE webhook.event, webhook.delivery_queue, webhook.delivery_history, webhook.dead_letter, webhook.attempt,
+                        webhook.tally, webhook.endpoint",
+    );
+    let mut client = database.connect();
+    let expire = format!("SELECT * FROM webhook.expire({STEP}, NULL, NULL, NULL)");
+    let expire_tally = "SELECT webhook.expire_tally(0, 100)";
+    client
+        .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")
+        .unwrap();
+    client.batch_execute(&expire).unwrap();
+    client.batch_execute(expire_tally).unwrap();
+
+    client
+        .batch_execute(&format!(
+            "SELECT past('SENT', '8 days'), past('FAILED', '20 days'), past_event('8 days'), webhook_emit('order.created')
+             FROM generate_series(1, {ROWS});
+             INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
+             SELECT 1000 + n / 10, now() - n % 10 * interval '10 hours', 'SENT', 1, 1, 0, 0 FROM generate_series(1, {ROWS}) n"
+        ))
+        .unwrap();
+    for call in [expire.as_str(), expire_tally] {
+        let before = pages_read(&mut client);
+        client.batch_execute(call).unwrap();
+        let pages = pages_read(&mut client) - before;
+        assert!(
+            (1..50 * STEP).contains(&pages),
+            "{call} has read {pages} pages"
+        );
+    }
+    // Past all the deliveries: the same with events alone.
+    client
+        .batch_execute("TRUNCATE webhook.delivery_history")
+        .unwrap();
+    let before = pages_read(&mut client);
+    client.batch_execute(&expire).unwrap();
+    let pages = pages_read(&mut client) - before;
+    assert!((1..50 * STEP).contains(&pages), "events: {pages} pages");
+}
+
+fn pages_read(client: &mut Client) -> i64 {
+    client
+        .batch_execute("SELECT pg_stat_force_next_flush()")
+        .unwrap();
+    client
+        .batch_execute("SELECT pg_stat_clear_snapshot()")
+        .unwrap();
+    let pages = "SELECT sum(heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit + idx_blks_read, 0))::bigint
+                 FROM pg_statio_user_tables WHERE schemaname = 'webhook'";
+    client.query_one(pages, &[]).unwrap().get(0)
+}
