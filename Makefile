@@ -71,8 +71,9 @@ pgtest: setup ## tests that run inside a backend
 e2e: install venv ## end-to-end tests: real servers, real HTTP
 	cargo test --package webhook-e2e
 
-bench: install ## commit to receipt on an idle server
+bench: install ## commit to receipt on an idle server, and what retention costs delivery
 	cargo run --release --quiet --package webhook-e2e --bin latency
+	cargo run --release --quiet --package webhook-e2e --bin retention
 
 venv: setup ## the third-party verifier of signatures
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)
