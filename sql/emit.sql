@@ -13,6 +13,7 @@ DECLARE
     new_event_id uuid := webhook.new_id();
     emitted_at timestamptz := clock_timestamp();
     wanted_keys text[];
+    size int;
     size_limit bigint := pg_size_bytes(coalesce(current_setting('webhook.max_payload', true), '1MB'));
 BEGIN
     IF (webhook_emit.event_type ~ '^[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*$' AND length(webhook_emit.event_type) <= 200) IS NOT TRUE THEN
@@ -27,18 +28,19 @@ BEGIN
         RAISE EXCEPTION 'payload must not be null' USING ERRCODE = 'null_value_not_allowed',
             HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
     END IF;
-    IF octet_length(webhook_emit.payload::text) > size_limit THEN
-        RAISE EXCEPTION 'payload is larger than webhook.max_payload' USING ERRCODE = 'program_limit_exceeded',
-            DETAIL = format('It has %s bytes as text, and %s are allowed.', octet_length(webhook_emit.payload::text), size_limit),
-            HINT = 'Send less, say a reference to the row, or raise webhook.max_payload.';
-    END IF;
     IF webhook_emit.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
         RAISE EXCEPTION 'tenant "%" is not valid', webhook_emit.tenant USING ERRCODE = 'invalid_parameter_value',
             HINT = 'A tenant has 1 to 200 characters, no white space and no control characters; leave it null for none.';
     END IF;
 
     INSERT INTO webhook.event (id, tenant, event_type, payload, created_at)
-    VALUES (new_event_id, webhook_emit.tenant, webhook_emit.event_type, webhook_emit.payload, emitted_at);
+    VALUES (new_event_id, webhook_emit.tenant, webhook_emit.event_type, webhook_emit.payload, emitted_at)
+    RETURNING payload_bytes INTO size;
+    IF size > size_limit THEN
+        RAISE EXCEPTION 'payload is larger than webhook.max_payload' USING ERRCODE = 'program_limit_exceeded',
+            DETAIL = format('It has %s bytes as text, and %s are allowed.', size, size_limit),
+            HINT = 'Send less, say a reference to the row, or raise webhook.max_payload.';
+    END IF;
 
     wanted_keys := webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type);
     INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)

@@ -101,7 +101,8 @@ CREATE TABLE webhook.event (
     payload         jsonb       NOT NULL,
     idempotency_key text,
     created_at      timestamptz NOT NULL,
-    redacted_at     timestamptz                 -- the payload is gone, and nothing of it is sent any more
+    redacted_at     timestamptz,                -- the payload is gone, and nothing of it is sent any more
+    payload_bytes   int         GENERATED ALWAYS AS (octet_length(payload::text)) STORED
 );
 
 -- One row per event and endpoint, in one of three leaves by its status: the queue stays small whatever
