@@ -245,13 +245,13 @@ END $$;
 -- Sends again what failed of an event. Returns the number of deliveries.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
-    LANGUAGE sql
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     RETURN webhook.send_again(event_id, endpoint, finished_too => false);
 
 -- Sends again what failed, what was sent and what was cancelled of an event.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_resend(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
-    LANGUAGE sql
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     RETURN webhook.send_again(event_id, endpoint, finished_too => true);
 
 -- Sends again what failed at an endpoint ('*': at every one), the longest failed first: from `since` on, before `until`.
@@ -260,7 +260,7 @@ CREATE FUNCTION @extschema@.webhook_replay_failed(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     max_rows int DEFAULT 10000)
     RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     of_endpoint int := webhook.chosen_endpoint(endpoint);
     found record;
@@ -292,7 +292,7 @@ CREATE TYPE webhook.replay AS (
 
 CREATE FUNCTION webhook.begin_replay(endpoint text, event_type text, since timestamptz, until timestamptz, batch_size int)
     RETURNS webhook.replay
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     run webhook.replay;
 BEGIN
@@ -314,7 +314,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION webhook.replay_batch(run webhook.replay) RETURNS webhook.replay
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     batch record;
     tenths_told bigint := run.visited * 10 / greatest(run.total, 1);
@@ -359,7 +359,7 @@ END $$;
 -- Deletes what failed of an event, for good, with its attempts; the event too when nothing else needs it.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     of_endpoint int := webhook.named_endpoint(endpoint);
@@ -382,7 +382,7 @@ CREATE FUNCTION @extschema@.webhook_discard_failed(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     max_rows int DEFAULT 10000)
     RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     of_endpoint int := webhook.chosen_endpoint(endpoint);
     found record;
@@ -402,7 +402,7 @@ END $$;
 -- Takes back what is still queued of an event. A request in flight is not called back; its outcome is only logged.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_cancel(event_id uuid) RETURNS int
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     queued record;
@@ -421,7 +421,7 @@ END $$;
 -- cancelled, and it is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.require_event(webhook_redact.event_id);
     RETURN webhook.change('redact', ARRAY[webhook_redact.event_id], NULL);

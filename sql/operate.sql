@@ -2,7 +2,7 @@
 
 -- @api public
 CREATE FUNCTION @extschema@.webhook_pause(name text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE webhook.endpoint e SET paused_at = coalesce(e.paused_at, now()) WHERE e.id = webhook.require_endpoint(webhook_pause.name);
 END $$;
@@ -11,7 +11,7 @@ END $$;
 -- many of these there were.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_resume(name text, replay_failed boolean DEFAULT false) RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     resumed_id int := webhook.require_endpoint(name);
 BEGIN
@@ -24,7 +24,7 @@ END $$;
 -- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
 -- little more. At most one at a time.
 CREATE FUNCTION webhook.queue_test(endpoint_name text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     worker record;
 BEGIN
@@ -65,9 +65,13 @@ END $$;
 CREATE FUNCTION webhook.end_test(
     test_id uuid, tested_id int, give_up_at timestamptz,
     OUT status text, OUT status_code int, OUT error text, OUT response text, OUT duration_ms int)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+    IF NOT EXISTS (SELECT FROM webhook.event v WHERE v.id = test_id AND v.event_type = 'webhook.test') THEN
+        RAISE EXCEPTION 'event % is not a test', test_id USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'CALL webhook_test() begins a test and ends it.';
+    END IF;
     SELECT d.status, d.last_status_code, d.last_error, a.response_excerpt, d.duration_ms
     INTO status, status_code, error, response, duration_ms
     FROM webhook.delivery d

@@ -49,7 +49,7 @@ END $$;
 -- is an error.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_verify(body bytea, headers jsonb, secret text, tolerance interval DEFAULT '5 min') RETURNS boolean
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     id text;
     sent_at text;

@@ -34,7 +34,7 @@ END $$;
 CREATE FUNCTION @extschema@.webhook_status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint,
                    oldest_due interval, last_error text, last_error_at timestamptz)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY

@@ -325,7 +325,7 @@ END $$;
 
 -- @api public
 CREATE FUNCTION @extschema@.webhook_why(event_id uuid) RETURNS SETOF text
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     asked_event_id constant uuid := webhook_why.event_id;

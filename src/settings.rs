@@ -216,7 +216,7 @@ pub fn define() {
         c"Set by the extension's own functions while they move deliveries.",
         c"",
         &ENGINE,
-        GucContext::Userset,
+        GucContext::Suset,
         GucFlags::NO_SHOW_ALL | GucFlags::DISALLOW_IN_FILE,
     );
 }

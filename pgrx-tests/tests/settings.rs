@@ -286,10 +286,7 @@ fn worker_acts_as(webhook_role: &str, owner: &str) -> String {
          GRANT INSERT ON audit TO deputy;
          SET ROLE {owner};
          CREATE EXTENSION webhook;
-         GRANT USAGE ON SCHEMA webhook TO deputy;
-         GRANT ALL ON ALL TABLES IN SCHEMA webhook TO deputy;
-         GRANT ALL ON ALL SEQUENCES IN SCHEMA webhook TO deputy;
-         GRANT ALL ON ALL FUNCTIONS IN SCHEMA webhook TO deputy;
+         SELECT webhook_grant('deputy', 'admin');
          CREATE TRIGGER audit AFTER INSERT ON webhook.attempt FOR EACH ROW EXECUTE FUNCTION audit()"
     ));
     database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'standard'");

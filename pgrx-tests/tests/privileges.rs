@@ -1,0 +1,421 @@
+//! Who may do what, level by level, and that nobody gets further by a trick.
+
+use serde_json::json;
+use webhook_e2e::database::refusal;
+use webhook_e2e::{Answer, Cluster, Database, Receiver, worker};
+
+const LEVELS: [&str; 4] = ["emit", "read", "operate", "admin"];
+const NOBODY: &[&str] = &[];
+const EMIT: &[&str] = &["emit", "admin"];
+const READ: &[&str] = &["read", "operate", "admin"];
+const OPERATE: &[&str] = &["operate", "admin"];
+const ADMIN: &[&str] = &["admin"];
+const ALL: &[&str] = &LEVELS;
+
+/// A database with an endpoint, one role for each level, and the event of a dead letter.
+struct Stage {
+    database: Database,
+    event: uuid::Uuid,
+    _receiver: Receiver,
+}
+
+impl Stage {
+    fn set() -> Stage {
+        let database = Cluster::shared().database("privileges");
+        let receiver = Receiver::start();
+        receiver.respond("/orders", |_, _| Answer::status(400));
+        database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'fast'");
+        let event = database.emit("order.created", json!({}));
+        database.wait_for_status(event, "FAILED");
+        let stage = Stage {
+            database,
+            event,
+            _receiver: receiver,
+        };
+        for level in LEVELS {
+            let role = stage.role(level);
+            stage.database.execute(&format!(
+                "CREATE ROLE {role}; SELECT webhook_grant('{role}', '{level}')"
+            ));
+        }
+        stage
+            .database
+            .execute(&format!("CREATE ROLE {}", stage.role("no")));
+        stage
+    }
+
+    fn role(&self, level: &str) -> String {
+        format!("{}_{level}", self.database.name())
+    }
+
+    /// Whether the role of that level may run it; it is rolled back. Only a lack of privilege counts as a no.
+    fn may(&self, level: &str, sql: &str) -> bool {
+        let role = self.role(level);
+        let result = self
+            .database
+            .connect()
+            .batch_execute(&format!("BEGIN; SET LOCAL ROLE {role}; {sql}; ROLLBACK"));
+        match result {
+            Ok(()) => true,
+            Err(error) if error.code().is_some_and(|code| code.code() == "42501") => false,
+            Err(error) => panic!("{level}: {sql}: {error:?}"),
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for level in LEVELS.into_iter().chain(["no"]) {
+            let role = self.role(level);
+            let _ = (self.database.connect())
+                .batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+        }
+    }
+}
+
+#[test]
+fn each_level_may_do_what_the_table_says_and_nothing_else() {
+    let stage = Stage::set();
+    let event = stage.event;
+    let of_event = format!("WHERE event_id = '{event}'");
+    let cases = [
+        (EMIT, "SELECT webhook_emit('order.created')".to_owned()),
+        (
+            ALL,
+            "SELECT webhook_verify('', '{}', 'whsec_' || encode(decode(repeat('00', 24), 'hex'), 'base64'))".into(),
+        ),
+        (READ, "SELECT * FROM webhook_status()".into()),
+        (READ, format!("SELECT webhook_why('{event}')")),
+        (READ, "SELECT payload FROM webhook.event".into()),
+        (READ, "SELECT * FROM webhook.delivery".into()),
+        (READ, "SELECT * FROM webhook.dead_letter".into()),
+        (READ, "SELECT * FROM webhook.attempt".into()),
+        (READ, "SELECT * FROM webhook.failed".into()),
+        (READ, "SELECT * FROM webhook.metrics".into()),
+        (READ, "SELECT * FROM webhook.endpoint_status".into()),
+        (READ, "SELECT * FROM webhook.policy".into()),
+        (READ, "SELECT * FROM webhook.breaker".into()),
+        (READ, "SELECT id, name, tenant, event_types, policy, paused_at FROM webhook.endpoint".into()),
+        (OPERATE, format!("UPDATE webhook.delivery SET status = 'PENDING' {of_event}")),
+        (OPERATE, format!("UPDATE webhook.delivery SET status = 'PENDING', attempts = 1, next_attempt_at = 'infinity', last_error = NULL {of_event}")),
+        (OPERATE, "SELECT webhook_pause('orders')".into()),
+        (OPERATE, "SELECT webhook_resume('orders', replay_failed => true)".into()),
+        (OPERATE, "SELECT webhook_reset_breaker('orders')".into()),
+        (OPERATE, format!("SELECT webhook_replay('{event}')")),
+        (OPERATE, format!("SELECT webhook_resend('{event}')")),
+        (OPERATE, "SELECT webhook_replay_failed('orders')".into()),
+        (OPERATE, format!("SELECT webhook_discard('{event}')")),
+        (OPERATE, "SELECT webhook_discard_failed('*')".into()),
+        (OPERATE, format!("SELECT webhook_cancel('{event}')")),
+        (OPERATE, format!("SELECT webhook_redact('{event}')")),
+        (ADMIN, "SELECT url FROM webhook.endpoint".into()),
+        (ADMIN, "SELECT headers FROM webhook.endpoint".into()),
+        (ADMIN, "SELECT template FROM webhook.endpoint".into()),
+        (ADMIN, "SELECT * FROM webhook.endpoint".into()),
+        (ADMIN, "SELECT * FROM webhook.secret".into()),
+        (ADMIN, "SELECT webhook_secret('orders')".into()),
+        (ADMIN, "SELECT webhook_rotate_secret('orders')".into()),
+        (ADMIN, format!("SELECT * FROM webhook_preview('{event}', 'orders')")),
+        (ADMIN, "SELECT webhook_add_endpoint('more', 'http://127.0.0.1:9/')".into()),
+        (ADMIN, "SELECT webhook_remove_endpoint('orders')".into()),
+        (ADMIN, "UPDATE webhook.endpoint SET url = 'http://127.0.0.1:9/'".into()),
+        (ADMIN, "SELECT webhook_copy_policy('standard', 'mine')".into()),
+        (ADMIN, "UPDATE webhook.policy SET max_attempts = 7 WHERE NOT preset".into()),
+        (ADMIN, "SELECT webhook_adopt()".into()),
+        (ADMIN, "INSERT INTO webhook.event (id, event_type, payload, created_at) VALUES (gen_random_uuid(), 'a', '{}', now())".into()),
+        (ADMIN, "DELETE FROM webhook.delivery".into()),
+        (ADMIN, "UPDATE webhook.event SET payload = '{}'".into()),
+        (ADMIN, "SELECT webhook.wake()".into()),
+        (ADMIN, "SELECT * FROM webhook.claim(1, '{1}', '{1}', '{0}', '{1}', 1)".into()),
+        (ADMIN, "SELECT nextval('webhook.worker_instance')".into()),
+        (ADMIN, "SET LOCAL webhook.engine = on".into()),
+        // What runs as the worker, or gives privileges away, is nobody's but the owner's.
+        (NOBODY, "CREATE TRIGGER mine AFTER INSERT ON webhook.attempt EXECUTE FUNCTION suppress_redundant_updates_trigger()".into()),
+        (NOBODY, "CREATE TABLE webhook.mine ()".into()),
+        (NOBODY, "TRUNCATE webhook.event".into()),
+        (NOBODY, format!("SELECT webhook_grant('{}', 'admin')", stage.role("no"))),
+        (NOBODY, format!("SELECT webhook_revoke('{}', 'admin')", stage.role("no"))),
+        (NOBODY, "SET LOCAL webhook.max_payload = '1GB'".into()),
+    ];
+    for (allowed, sql) in cases {
+        for level in LEVELS {
+            assert_eq!(
+                stage.may(level, &sql),
+                allowed.contains(&level),
+                "{level}: {sql}"
+            );
+        }
+        assert!(!stage.may("no", &sql), "without a level: {sql}");
+    }
+}
+
+#[test]
+fn an_operator_changes_nothing_of_a_delivery_but_when_and_whether_it_is_sent() {
+    let stage = Stage::set();
+    let mut columns = stage.database.connect();
+    let columns = columns
+        .query(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = 'webhook.delivery'::regclass AND attnum > 0",
+            &[],
+        )
+        .unwrap();
+    let may_update: Vec<String> = (columns.iter().map(|row| row.get::<_, String>(0)))
+        .filter(|column| {
+            let sql = format!("UPDATE webhook.delivery SET {column} = {column} WHERE false");
+            stage.may("operate", &sql)
+        })
+        .collect();
+    assert_eq!(
+        may_update,
+        ["status", "attempts", "next_attempt_at", "last_error"]
+    );
+    for leaf in ["delivery_queue", "delivery_history", "dead_letter"] {
+        let sql = format!("UPDATE webhook.{leaf} SET attempts = attempts WHERE false");
+        assert!(!stage.may("operate", &sql), "{leaf}");
+    }
+}
+
+/// Every function that people call, with the levels that may; whoever adds one has to decide.
+#[test]
+fn every_function_that_people_call_has_its_levels() {
+    let stage = Stage::set();
+    let rows = (stage.database.connect())
+        .query(
+            "SELECT p.proname::text, array_agg(DISTINCT l.level ORDER BY l.level) FILTER (WHERE has_function_privilege($1 || '_' || l.level, p.oid, 'EXECUTE'))
+             FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, unnest($2::text[]) AS l (level)
+             WHERE n.nspname = 'public' AND p.proname LIKE 'webhook%' GROUP BY p.proname ORDER BY p.proname",
+            &[&stage.database.name(), &LEVELS.as_slice()],
+        )
+        .unwrap();
+    let granted: Vec<(String, Vec<String>)> = (rows.iter())
+        .map(|row| {
+            (
+                row.get(0),
+                row.get::<_, Option<Vec<String>>>(1).unwrap_or_default(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("webhook_add_endpoint", ADMIN),
+        ("webhook_adopt", ADMIN),
+        ("webhook_cancel", OPERATE),
+        ("webhook_copy_policy", ADMIN),
+        ("webhook_discard", OPERATE),
+        ("webhook_discard_failed", OPERATE),
+        ("webhook_emit", EMIT),
+        ("webhook_grant", NOBODY),
+        ("webhook_pause", OPERATE),
+        ("webhook_preview", ADMIN),
+        ("webhook_redact", OPERATE),
+        ("webhook_remove_endpoint", ADMIN),
+        ("webhook_replay", OPERATE),
+        ("webhook_replay_all", OPERATE),
+        ("webhook_replay_failed", OPERATE),
+        ("webhook_resend", OPERATE),
+        ("webhook_reset_breaker", OPERATE),
+        ("webhook_resume", OPERATE),
+        ("webhook_revoke", NOBODY),
+        ("webhook_rotate_secret", ADMIN),
+        ("webhook_secret", ADMIN),
+        ("webhook_status", READ),
+        ("webhook_test", OPERATE),
+        ("webhook_verify", ALL),
+        ("webhook_why", READ),
+    ];
+    let expected: Vec<(String, Vec<String>)> = (expected.iter())
+        .map(|(name, levels)| {
+            let mut levels: Vec<String> = levels.iter().map(|&level| level.into()).collect();
+            levels.sort();
+            (name.to_string(), levels)
+        })
+        .collect();
+    assert_eq!(granted, expected);
+}
+
+#[test]
+fn an_operator_tests_and_replays_everything_by_the_procedures() {
+    let stage = Stage::set();
+    let mut operator = stage.database.connect();
+    let role = stage.role("operate");
+    operator.batch_execute(&format!("SET ROLE {role}")).unwrap();
+    let outcome = operator.query_one("CALL webhook_test('orders')", &[]);
+    assert_eq!(outcome.unwrap().get::<_, i32>("status_code"), 400);
+    operator
+        .batch_execute("CALL webhook_replay_all('orders')")
+        .unwrap();
+    let replayed = "SELECT claim_seq > 1 AND status = 'FAILED' FROM webhook.delivery";
+    stage.database.wait_until(replayed);
+
+    // What the procedures are made of does not serve for more.
+    let sql = format!("SELECT webhook.end_test('{}', 1, '-infinity')", stage.event);
+    let refusal = refusal(&mut operator, &sql);
+    assert_eq!(refusal.code().code(), "22023");
+    assert_eq!(
+        stage
+            .database
+            .query_one_value::<i64>("SELECT count(*) FROM webhook.event"),
+        1
+    );
+}
+
+#[test]
+fn what_was_granted_is_revoked_to_the_last_privilege() {
+    let database = Cluster::shared().database("revoking");
+    for level in LEVELS {
+        let role = format!("{}_{level}", database.name());
+        // A role that has any privilege left cannot be dropped.
+        database.execute(&format!(
+            "CREATE ROLE {role}; SELECT webhook_grant('{role}', '{level}')"
+        ));
+        let refusal = database.refusal(&format!("DROP ROLE {role}"));
+        assert_eq!(refusal.code().code(), "2BP01", "{level}");
+        database.execute(&format!(
+            "SELECT webhook_revoke('{role}', '{level}'); DROP ROLE {role}"
+        ));
+    }
+    let refusal = database.refusal("SELECT webhook_grant('postgres', 'owner')");
+    assert_eq!(refusal.message(), "level \"owner\" does not exist");
+    assert_eq!(
+        refusal.hint(),
+        Some("The levels are emit, read, operate and admin.")
+    );
+}
+
+/// Functions and operators that would be taken instead of the server's own, were the search_path the caller's; each notes
+/// for whom it ran.
+const TROJANS: &str = "
+    CREATE TABLE trap.sprung (who text, how text);
+    GRANT ALL ON trap.sprung TO PUBLIC;
+    CREATE FUNCTION trap.note(how text) RETURNS void LANGUAGE plpgsql AS
+        'BEGIN INSERT INTO trap.sprung VALUES (current_user, how); END';
+    CREATE FUNCTION trap.now() RETURNS timestamptz LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''now''); RETURN pg_catalog.now(); END';
+    CREATE FUNCTION trap.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''clock_timestamp''); RETURN pg_catalog.now(); END';
+    CREATE FUNCTION trap.length(text) RETURNS int LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''length''); RETURN 1; END';
+    CREATE FUNCTION trap.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''current_setting''); RETURN NULL; END';
+    CREATE FUNCTION trap.cardinality(uuid[]) RETURNS int LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''cardinality''); RETURN 1; END';
+    CREATE FUNCTION trap.format(text, text) RETURNS text LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''format''); RETURN $1; END';
+    CREATE FUNCTION trap.is_equal(text, text) RETURNS boolean LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''text =''); RETURN pg_catalog.texteq($1, $2); END';
+    CREATE FUNCTION trap.is_equal(uuid, uuid) RETURNS boolean LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''uuid =''); RETURN pg_catalog.uuid_eq($1, $2); END';
+    CREATE FUNCTION trap.is_equal(int, int) RETURNS boolean LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''int =''); RETURN pg_catalog.int4eq($1, $2); END';
+    CREATE FUNCTION trap.joined(text, text) RETURNS text LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''||''); RETURN pg_catalog.textcat($1, $2); END';
+    CREATE FUNCTION trap.like(text, text) RETURNS boolean LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.note(''~''); RETURN true; END';
+    CREATE OPERATOR trap.= (leftarg = text, rightarg = text, function = trap.is_equal);
+    CREATE OPERATOR trap.= (leftarg = uuid, rightarg = uuid, function = trap.is_equal);
+    CREATE OPERATOR trap.= (leftarg = int, rightarg = int, function = trap.is_equal);
+    CREATE OPERATOR trap.|| (leftarg = text, rightarg = text, function = trap.joined);
+    CREATE OPERATOR trap.~ (leftarg = text, rightarg = text, function = trap.like);
+    CREATE OPERATOR trap.~~ (leftarg = text, rightarg = text, function = trap.like);
+    GRANT USAGE ON SCHEMA trap TO PUBLIC;";
+
+#[test]
+fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
+    let stage = Stage::set();
+    let event = stage.event;
+    let operator = stage.role("operate");
+    stage.database.execute("CREATE SCHEMA trap");
+    stage.database.execute(TROJANS);
+    stage.database.execute(&format!(
+        "SELECT webhook_grant('{operator}', 'emit'); GRANT TEMPORARY ON DATABASE {} TO {operator}",
+        stage.database.name()
+    ));
+
+    let mut session = stage.database.connect();
+    session
+        .batch_execute(&format!(
+            "SET ROLE {operator};
+             CREATE TEMPORARY TABLE event (LIKE webhook.event);
+             CREATE TEMPORARY TABLE delivery (LIKE webhook.delivery);
+             CREATE TEMPORARY TABLE delivery_queue (LIKE webhook.delivery);
+             CREATE TEMPORARY TABLE pg_class (oid oid);
+             SET search_path = trap, pg_temp, pg_catalog"
+        ))
+        .unwrap();
+    // The traps work: whoever does not guard against them runs into them.
+    session
+        .batch_execute("SELECT 'a'::text || 'b'::text, now()")
+        .unwrap();
+    let sprung = "SELECT count(*) FROM trap.sprung WHERE who = $1";
+    let count = |client: &mut postgres::Client, who: &str| -> i64 {
+        client.query_one(sprung, &[&who]).unwrap().get(0)
+    };
+    assert!(count(&mut stage.database.connect(), &operator) >= 2);
+
+    for call in [
+        "SELECT public.webhook_emit('order.created', '{\"a\": 1}', tenant => 'acme')".to_owned(),
+        "SELECT * FROM public.webhook_status()".into(),
+        format!("SELECT public.webhook_why('{event}')"),
+        "SELECT * FROM webhook.endpoint_status".into(),
+        "SELECT * FROM webhook.failed".into(),
+        "SELECT * FROM webhook.metrics".into(),
+        "SELECT public.webhook_pause('orders')".into(),
+        "SELECT public.webhook_resume('orders', true)".into(),
+        "SELECT public.webhook_reset_breaker('orders')".into(),
+        format!("SELECT public.webhook_replay('{event}')"),
+        format!("SELECT public.webhook_cancel('{event}')"),
+        format!("SELECT public.webhook_resend('{event}')"),
+        "SELECT public.webhook_replay_failed('orders')".into(),
+        "CALL public.webhook_replay_all('orders')".into(),
+        "CALL public.webhook_test('orders')".into(),
+        "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE status OPERATOR(pg_catalog.=) 'FAILED'".into(),
+        format!("SELECT public.webhook_discard('{event}')"),
+        "SELECT public.webhook_discard_failed('*')".into(),
+        format!("SELECT public.webhook_redact('{event}')"),
+    ] {
+        session
+            .batch_execute(&call)
+            .unwrap_or_else(|error| panic!("{call}: {error:?}"));
+        // Nobody but the caller has run into one.
+        let others: Vec<String> = stage.database.query_one_value(&format!(
+            "SELECT coalesce(array_agg(who || ' ' || how), '{{}}') FROM trap.sprung WHERE who <> '{operator}'"
+        ));
+        assert_eq!(others, Vec::<String>::new(), "{call}");
+    }
+    let strays = "SELECT count(*) FROM pg_temp.event";
+    assert_eq!(session.query_one(strays, &[]).unwrap().get::<_, i64>(0), 0);
+}
+
+#[test]
+fn a_worker_that_is_no_superuser_does_all_of_its_work() {
+    let cluster = Cluster::builder()
+        .setting("webhook.role = 'courier'")
+        .setting("webhook.retention_sent = '0'")
+        .start();
+    cluster
+        .plain_database("roles")
+        .execute("CREATE ROLE courier NOLOGIN");
+    let database = cluster.plain_database("courier");
+    database.execute("CREATE EXTENSION webhook; SELECT webhook_grant('courier', 'admin')");
+    database.execute(
+        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, failure_threshold, cooldown)
+         VALUES ('brief', 3, 'fixed', '20 ms', 2, '20 ms')",
+    );
+    let receiver = Receiver::start();
+    receiver.respond("/orders", |_, count| {
+        Answer::status(if count < 3 { 500 } else { 200 })
+    });
+    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'brief'");
+    database.add_endpoint_with(
+        "watch",
+        &receiver.url("/watch"),
+        "event_types => '{webhook.*}'",
+    );
+    // Fails twice, opens the breaker, succeeds as the probe, closes it; two alerts are sent; retention removes all of it.
+    database.emit("order.created", json!({}));
+    receiver.wait_for_requests_to("/watch", 2);
+    database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.event)");
+    assert_eq!(
+        worker::complaints(&cluster, worker::pid(&database)),
+        Vec::<String>::new()
+    );
+}
