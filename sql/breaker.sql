@@ -308,6 +308,7 @@ BEGIN
             WHERE q.endpoint_id = due.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at < 'infinity'
               AND q.event_type <> 'webhook.test'
               AND (q.next_attempt_at <= now() OR q.claimed_at IS NOT NULL)
+              AND webhook.has_its_turn(q)
             ORDER BY q.next_attempt_at, q.event_id
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) q
@@ -349,7 +350,7 @@ CREATE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
 
 -- @api public
 CREATE FUNCTION @extschema@.webhook_reset_breaker(name text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.close_breaker(webhook.require_endpoint(name));
 END $$;

@@ -64,10 +64,13 @@ CREATE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
 -- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first; while an
--- endpoint recovers, no more than brings it, with the in_flight[i] that it has, to what its breaker allows. The attempt
--- is counted here and not when it ends, so that a delivery that kills its worker runs out of them.
+-- endpoint recovers, no more than brings it, with the in_flight[i] that it has, to what its breaker allows. Of an endpoint
+-- nothing more is claimed when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by one
+-- payload at most. The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of
+-- them.
 -- The payload is null where somebody has deleted or redacted the event.
-CREATE FUNCTION webhook.claim(instance int, endpoint_ids int[], capacities int[], in_flight int[])
+CREATE FUNCTION webhook.claim(
+    instance int, endpoint_ids int[], capacities int[], in_flight int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text)
     LANGUAGE plpgsql
@@ -79,31 +82,54 @@ DECLARE
     our_origin text := webhook.origin();
     picked tid[];
     exceptions tid[];
+    some_are_ordered boolean;
+    some_are_coalesced boolean;
 BEGIN
-    SELECT array_agg(due.place) INTO picked
-    FROM unnest(endpoint_ids, capacities, in_flight) AS w (endpoint_id, capacity, in_flight)
-    CROSS JOIN LATERAL (
-        SELECT e.id FROM webhook.endpoint e
-        WHERE e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
-        LIMIT 1
-    ) served
-    LEFT JOIN LATERAL (
-        SELECT b.state, b.ramp, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = served.id LIMIT 1
-    ) guard ON true
-    CROSS JOIN LATERAL (
-        SELECT q.ctid AS place FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
-          AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
-          AND (q.next_attempt_at <= now() OR (q.claimed_at < guard.retries_before AND q.next_attempt_at < 'infinity'))
-        ORDER BY q.next_attempt_at, q.event_id
-        LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
-        FOR UPDATE SKIP LOCKED
-    ) due;
+    FOR round IN 1..20 LOOP
+        SELECT array_agg(met.place) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced)
+        INTO picked, some_are_ordered, some_are_coalesced
+        FROM (
+            SELECT due.place, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
+            FROM unnest(endpoint_ids, capacities, in_flight, byte_rooms) AS w (endpoint_id, capacity, in_flight, byte_room)
+            CROSS JOIN LATERAL (
+                SELECT e.id FROM webhook.endpoint e
+                WHERE e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+                LIMIT 1
+            ) served
+            LEFT JOIN LATERAL (
+                SELECT b.state, b.ramp, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = served.id LIMIT 1
+            ) guard ON true
+            CROSS JOIN LATERAL (
+                SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
+                FROM (
+                    SELECT q.ctid AS place, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
+                           coalesce((SELECT v.payload_bytes FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
+                    FROM webhook.delivery_queue q
+                    WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
+                      AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
+                      AND (q.next_attempt_at <= now() OR (q.claimed_at < guard.retries_before AND q.next_attempt_at < 'infinity'))
+                    ORDER BY q.next_attempt_at, q.event_id
+                    LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
+                    FOR UPDATE SKIP LOCKED
+                ) q
+            ) due
+            WHERE due.bytes_before < w.byte_room
+        ) met;
+        EXIT WHEN (some_are_ordered OR some_are_coalesced) IS NOT TRUE;
+        IF some_are_coalesced THEN
+            picked := webhook.newest(picked);
+        END IF;
+        IF some_are_ordered THEN
+            picked := webhook.in_order(picked);
+        END IF;
+        -- Where all that was met had to be parked or cancelled, what is behind it may go.
+        EXIT WHEN cardinality(picked) > 0;
+    END LOOP;
 
     IF EXISTS (SELECT FROM webhook.breaker b
                WHERE b.endpoint_id = ANY (endpoint_ids)
                  AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)) THEN
-        exceptions := webhook.pick_exceptions(endpoint_ids, our_origin);
+        exceptions := webhook.in_order(webhook.pick_exceptions(endpoint_ids, our_origin));
         PERFORM webhook.end_catching_up(endpoint_ids);
     END IF;
 

@@ -75,6 +75,7 @@ BEGIN
 
     SELECT r.released, r.failed, r.locked INTO released, failed, locked
     FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;
+    PERFORM webhook.keep_order();
 END $$;
 
 -- Cancels what was queued for an endpoint after it was removed.

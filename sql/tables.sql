@@ -49,6 +49,7 @@ CREATE TABLE webhook.policy (
     on_trip           text           NOT NULL DEFAULT 'open' CHECK (on_trip IN ('open', 'disable')),
     when_open         text           NOT NULL DEFAULT 'hold' CHECK (when_open IN ('hold', 'skip', 'fail', 'attempt')),
     on_exhausted      text           NOT NULL DEFAULT 'continue' CHECK (on_exhausted IN ('continue', 'disable')),
+    on_blocked        text           NOT NULL DEFAULT 'skip' CHECK (on_blocked IN ('wait', 'skip')),
 
     -- what to keep
     hold_for          interval                DEFAULT '7 days' CHECK (hold_for > '0 s' AND hold_for <= '1000 days'),
@@ -118,6 +119,7 @@ CREATE TABLE webhook.delivery (
     expires_at       timestamptz,
     ordering_key     text,
     coalesce_key     text,
+    waits_for        uuid,                       -- the event whose turn it is: ordering.sql
     claim_seq        bigint      NOT NULL DEFAULT 0,
     claimed_at       timestamptz,
     claimed_by       int,

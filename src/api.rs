@@ -9,11 +9,17 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
+use uuid::{ContextV7, Timestamp};
 use webhook_delivery::{Attempt, Key, Route};
 
 #[pg_extern(sql = false)]
 fn new_id() -> pgrx::Uuid {
-    pgrx::Uuid::from_bytes(*uuid::Uuid::now_v7().as_bytes())
+    // The order of ids is the order of emission, also among backends, and not only to the millisecond.
+    thread_local! {
+        static CONTEXT: ContextV7 = ContextV7::new().with_additional_precision();
+    }
+    let id = CONTEXT.with(|context| uuid::Uuid::new_v7(Timestamp::now(context)));
+    pgrx::Uuid::from_bytes(*id.as_bytes())
 }
 
 #[pg_extern(sql = false)]

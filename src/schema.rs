@@ -38,9 +38,19 @@ extension_sql_file!(
 );
 extension_sql_file!("../sql/manual.sql", name = "manual", requires = ["recover"]);
 extension_sql_file!(
+    "../sql/ordering.sql",
+    name = "ordering",
+    requires = ["manual"]
+);
+extension_sql_file!(
+    "../sql/coalescing.sql",
+    name = "coalescing",
+    requires = ["ordering"]
+);
+extension_sql_file!(
     "../sql/dead_letter.sql",
     name = "dead_letter",
-    requires = ["manual"]
+    requires = ["coalescing"]
 );
 extension_sql_file!(
     "../sql/retention.sql",
@@ -64,7 +74,16 @@ extension_sql_file!(
     requires = ["alerts"]
 );
 extension_sql_file!("../sql/why.sql", name = "why", requires = ["preview"]);
-extension_sql_file!("../sql/grants.sql", name = "grants", requires = ["why"]);
+extension_sql_file!(
+    "../sql/privileges.sql",
+    name = "privileges",
+    requires = ["why"]
+);
+extension_sql_file!(
+    "../sql/grants.sql",
+    name = "grants",
+    requires = ["privileges"]
+);
 extension_sql_file!(
     "../sql/start.sql",
     name = "start",

@@ -32,12 +32,14 @@ pub struct Wish {
 pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) -> Vec<Claim> {
     let column = |field: fn(&Wish) -> i32| wishes.iter().map(field).collect::<Vec<i32>>();
     let rows = client.query(
-        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4)",
+        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4, $5, $6)",
         &[
             &instance,
             &column(|wish| wish.endpoint),
             &column(|wish| wish.capacity),
             &column(|wish| wish.in_flight),
+            &vec![i64::MAX; wishes.len()],
+            &i64::MAX,
         ],
     );
     let rows = rows.unwrap_or_else(|error| panic!("claim: {error:?}"));

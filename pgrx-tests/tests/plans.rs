@@ -46,7 +46,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
         .unwrap();
     // The retries are behind all that has never been tried.
     let open = "
-        SELECT * FROM webhook.claim(1, '{1}', '{3}', '{0}');
+        SELECT * FROM webhook.claim(1, '{1}', '{3}', '{0}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         SET webhook.engine = on;
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
@@ -74,7 +74,7 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
 }
 
 const AGENDA: &str = "SELECT * FROM webhook.agenda(0, 100)";
-const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{0}')";
+const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{0}', '{1000000}', 1000000)";
 const SETTLE: &str = "SELECT webhook.settle(
         array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
         array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e9::float8))

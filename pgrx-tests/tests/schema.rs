@@ -99,13 +99,31 @@ fn security_definer_functions_are_only_those_we_know() {
     assert_eq!(
         names,
         [
+            "public.webhook_cancel",
+            "public.webhook_discard",
+            "public.webhook_discard_failed",
             "public.webhook_emit",
-            // Triggers, which have to work for whoever may write the table.
+            "public.webhook_pause",
+            "public.webhook_redact",
+            "public.webhook_replay",
+            "public.webhook_replay_failed",
+            "public.webhook_resend",
+            "public.webhook_reset_breaker",
+            "public.webhook_resume",
+            "public.webhook_status",
+            "public.webhook_verify",
+            "public.webhook_why",
+            // What the procedures of operators are made of, and triggers, which have to work for whoever may write the table.
+            "webhook.begin_replay",
             "webhook.check_endpoint",
+            "webhook.end_test",
             "webhook.manual_update",
+            "webhook.pass_turn",
             "webhook.protect_policy",
+            "webhook.queue_test",
             "webhook.refuse_update_of_leaf",
             "webhook.remember_removed_endpoint",
+            "webhook.replay_batch",
             "webhook.wake_worker",
         ]
     );

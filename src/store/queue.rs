@@ -16,7 +16,7 @@ thread_local! {
     static CLAIM: Call = const {
         Call::new(
             "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at
-             FROM webhook.claim($1, $2, $3, $4)",
+             FROM webhook.claim($1, $2, $3, $4, $5, $6)",
         )
     };
     static TURN_AWAY: Call = const { Call::new("SELECT webhook.turn_away($1, $2)") };
@@ -96,6 +96,8 @@ pub struct Wish {
     pub share: usize,
     pub count: usize,
     pub in_flight: usize,
+    /// The bytes of payload that it has room for.
+    pub byte_room: usize,
 }
 
 /// What a claim has brought.
@@ -106,14 +108,17 @@ pub struct Claimed {
     pub endings: Vec<Ending>,
 }
 
-/// Claims for each endpoint at most as many as wished; they are ours when the transaction commits.
+/// Claims for each endpoint at most as many as wished, and of all of them hardly more bytes than there is room for; they
+/// are ours when the transaction commits.
 pub fn claim(
     client: &mut SpiClient<'_>,
     settings: &Settings,
     instance: Option<i32>,
     wishes: &[Wish],
+    byte_room: usize,
 ) -> Result<Claimed, spi::Error> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+    let bytes = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
     let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.endpoint_id).collect();
     let rows = run(
         client,
@@ -123,6 +128,8 @@ pub fn claim(
             endpoints.clone().into(),
             column(wishes, |wish| number(wish.count)),
             column(wishes, |wish| number(wish.in_flight)),
+            column(wishes, |wish| bytes(wish.byte_room)),
+            bytes(byte_room).into(),
         ],
     )?;
     let mut claimed = Claimed::default();

@@ -1,13 +1,15 @@
 //! What the worker has claimed and not yet settled: out with the pool, or ended and to be settled.
 
 use crate::store::Ending;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use webhook_delivery::Key;
 
 #[derive(Default)]
 pub struct Ledger {
-    out: HashSet<Key>,
-    out_by_endpoint: HashMap<i32, usize>,
+    /// Each with the bytes of its payload.
+    out: HashMap<Key, usize>,
+    bytes_out: usize,
+    out_by_endpoint: HashMap<i32, Out>,
     endings: Vec<Ending>,
     /// Endings that could not be settled, each by its own fault.
     aside: Vec<Ending>,
@@ -15,20 +17,32 @@ pub struct Ledger {
     ended_lately: HashMap<i32, usize>,
 }
 
+/// What an endpoint has in flight.
+#[derive(Clone, Copy, Default)]
+pub struct Out {
+    pub count: usize,
+    pub bytes: usize,
+}
+
 impl Ledger {
-    pub fn claim(&mut self, key: Key) {
-        if self.out.insert(key) {
-            *self.out_by_endpoint.entry(key.endpoint_id).or_default() += 1;
+    pub fn claim(&mut self, key: Key, bytes: usize) {
+        if self.out.insert(key, bytes).is_none() {
+            let out = self.out_by_endpoint.entry(key.endpoint_id).or_default();
+            out.count += 1;
+            out.bytes += bytes;
+            self.bytes_out += bytes;
         }
     }
 
     pub fn end(&mut self, ending: Ending) {
         let endpoint = ending.key.endpoint_id;
-        if self.out.remove(&ending.key)
-            && let Some(count) = self.out_by_endpoint.get_mut(&endpoint)
+        if let Some(bytes) = self.out.remove(&ending.key)
+            && let Some(out) = self.out_by_endpoint.get_mut(&endpoint)
         {
-            *count -= 1;
-            if *count == 0 {
+            self.bytes_out -= bytes;
+            out.bytes -= bytes;
+            out.count -= 1;
+            if out.count == 0 {
                 self.out_by_endpoint.remove(&endpoint);
             }
         }
@@ -69,12 +83,17 @@ impl Ledger {
         self.out.len()
     }
 
-    pub fn out_to(&self, endpoint_id: i32) -> usize {
-        self.out_by_endpoint.get(&endpoint_id).copied().unwrap_or(0)
+    pub fn bytes_out(&self) -> usize {
+        self.bytes_out
+    }
+
+    pub fn out_to(&self, endpoint_id: i32) -> Out {
+        let out = self.out_by_endpoint.get(&endpoint_id);
+        out.copied().unwrap_or_default()
     }
 
     pub fn keys_out(&self) -> Vec<Key> {
-        self.out.iter().copied().collect()
+        self.out.keys().copied().collect()
     }
 
     /// All that is claimed under this worker's name.
@@ -84,6 +103,6 @@ impl Ledger {
             .iter()
             .chain(&self.aside)
             .map(|ending| ending.key);
-        self.out.iter().copied().chain(ended).collect()
+        self.out.keys().copied().chain(ended).collect()
     }
 }

@@ -21,6 +21,9 @@ const PARKED_PAGE: i32 = 1000;
 const ALERTS_EVERY: Duration = Duration::from_secs(1);
 /// Of a batch that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
+/// Payloads in flight, before nothing more is claimed than one for each endpoint that has none in flight; with these, twice
+/// as much. An endpoint gets a quarter of it. Each of the bounds may be exceeded by one payload.
+const MOST_BYTES: usize = 64 << 20;
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
 /// Where the reading of the agenda stands: page after page until the last endpoint, then sleep.
@@ -325,7 +328,7 @@ impl Worker {
             let claimed = if wishes.is_empty() {
                 Claimed::default()
             } else {
-                store::claim(client, &self.settings, instance, &wishes)?
+                store::claim(client, &self.settings, instance, &wishes, self.byte_room())?
             };
             Ok((settled, page, wishes, claimed))
         });
@@ -370,11 +373,12 @@ impl Worker {
     /// The claims are committed: hand them to the pool, and see when to come back.
     fn dispatch(&mut self, page: &[Waiting], wishes: &[Wish], claimed: Claimed) -> Duration {
         let now = Instant::now();
-        let keys = claimed.attempts.iter().map(|attempt| attempt.key);
-        let keys = keys.chain(claimed.endings.iter().map(|ending| ending.key));
+        let attempts = claimed.attempts.iter();
+        let attempts = attempts.map(|attempt| (attempt.key, attempt.payload.len()));
+        let endings = claimed.endings.iter().map(|ending| (ending.key, 0));
         let mut got: HashMap<i32, usize> = HashMap::new();
-        for key in keys {
-            self.ledger.claim(key);
+        for (key, bytes) in attempts.chain(endings) {
+            self.ledger.claim(key, bytes);
             *got.entry(key.endpoint_id).or_default() += 1;
         }
         self.agenda.again |= !got.is_empty();
@@ -457,19 +461,36 @@ impl Worker {
             let unsettled = settled.locked_of(endpoint_id);
             let ended = self.ledger.ended_lately(endpoint_id);
             let window = share + 2 * ended.saturating_sub(unsettled);
-            let in_flight = self.ledger.out_to(endpoint_id) + unsettled;
-            let count = fair.min(window.saturating_sub(in_flight));
-            if count > 0 {
+            let out = self.ledger.out_to(endpoint_id);
+            let in_flight = out.count + unsettled;
+            let byte_room = (MOST_BYTES / 4).saturating_sub(out.bytes);
+            let count = if self.ledger.bytes_out() < MOST_BYTES {
+                fair.min(window.saturating_sub(in_flight))
+            } else {
+                usize::from(in_flight == 0)
+            };
+            if count > 0 && byte_room > 0 {
                 wishes.push(Wish {
                     endpoint_id,
                     share,
                     count,
                     in_flight,
+                    byte_room,
                 });
                 free -= count;
             }
         }
         wishes
+    }
+
+    fn byte_room(&self) -> usize {
+        let out = self.ledger.bytes_out();
+        let most = if out < MOST_BYTES {
+            MOST_BYTES
+        } else {
+            2 * MOST_BYTES
+        };
+        most.saturating_sub(out)
     }
 
     fn report_state(&mut self) {

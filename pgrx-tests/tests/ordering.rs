@@ -1,0 +1,461 @@
+//! Deliveries with the same endpoint and ordering key go out one at a time, in the order of their emission.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use postgres::Client;
+use serde_json::json;
+use uuid::Uuid;
+use webhook_e2e::engine::{self, Claim, Outcome, Wish};
+use webhook_e2e::random::Random;
+use webhook_e2e::{Answer, Cluster, Database, Receiver, worker};
+
+/// An endpoint at which only the test claims; `columns` are those of its policy.
+fn idle(cluster: &Cluster, columns: &str) -> Database {
+    let database = cluster.database("ordering");
+    database.execute(&format!(
+        "SELECT webhook_copy_policy('fast', 'ordered');
+         UPDATE webhook.policy SET initial_delay = '1 h', max_attempts = 2 {columns} WHERE name = 'ordered'"
+    ));
+    database.add_endpoint_with("orders", "http://127.0.0.1:9/", "policy => 'ordered'");
+    database
+}
+
+#[track_caller]
+fn emit(client: &mut Client, key: &str) -> Uuid {
+    let sql = "SELECT webhook_emit('order.changed', ordering_key => $1)";
+    client.query_one(sql, &[&key]).unwrap().get(0)
+}
+
+fn emit_some<const N: usize>(database: &Database, key: &str) -> [Uuid; N] {
+    let mut client = database.connect();
+    std::array::from_fn(|_| emit(&mut client, key))
+}
+
+#[track_caller]
+fn claim(database: &Database) -> Vec<Claim> {
+    let endpoint = database.query_one_value("SELECT id FROM webhook.endpoint");
+    let wish = Wish {
+        endpoint,
+        capacity: 100,
+        in_flight: 0,
+    };
+    let mut claims = engine::claim(&mut database.connect(), 1, &[wish]);
+    claims.sort_by_key(|claim| claim.event);
+    claims
+}
+
+/// What the next claim takes.
+#[track_caller]
+fn next(database: &Database) -> Vec<Uuid> {
+    claim(database).iter().map(|claim| claim.event).collect()
+}
+
+#[track_caller]
+fn settle(database: &Database, event: Uuid, status: i32) {
+    let mut client = database.connect();
+    let sql = "SELECT endpoint_id, claim_seq, attempts, extract(epoch FROM now())::float8
+               FROM webhook.delivery_queue WHERE event_id = $1";
+    let row = client.query_one(sql, &[&event]).unwrap();
+    let claim = Claim {
+        event,
+        endpoint: row.get(0),
+        claim_seq: row.get(1),
+        earlier_attempts: row.get(2),
+    };
+    engine::settle(&mut client, &[(claim, Outcome::status(status, row.get(3)))]);
+}
+
+fn due_now(database: &Database, event: Uuid) {
+    database.execute(&format!(
+        "UPDATE webhook.delivery SET next_attempt_at = now() WHERE event_id = '{event}'"
+    ));
+}
+
+#[test]
+fn each_waits_for_the_one_before_it_and_other_keys_for_nobody() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second, third] = emit_some(&database, "a");
+    let [other] = emit_some(&database, "b");
+    let unordered = database.emit("order.changed", json!({}));
+
+    assert_eq!(next(&database), [first, other, unordered]);
+    assert!(next(&database).is_empty());
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [second]);
+    settle(&database, other, 200);
+    assert!(next(&database).is_empty());
+    settle(&database, second, 200);
+    assert_eq!(next(&database), [third]);
+    settle(&database, third, 200);
+    let lanes: i64 = database.query_one_value("SELECT count(*) FROM webhook.lane");
+    assert_eq!(lanes, 0, "nothing is left of a key with nothing queued");
+}
+
+#[test]
+fn the_same_key_at_two_endpoints_is_two_orders() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    database.add_endpoint("more", "http://127.0.0.1:9/");
+    let [first, second] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [second]);
+    let waiting: i64 = database.query_one_value(
+        "SELECT count(*) FROM webhook.delivery_queue WHERE status = 'PENDING' AND next_attempt_at <= now()",
+    );
+    assert_eq!(waiting, 2, "the other endpoint has taken nothing yet");
+}
+
+#[test]
+fn a_failing_one_holds_its_followers_back_until_it_is_sent() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 500);
+    assert!(next(&database).is_empty());
+    due_now(&database, second);
+    assert!(next(&database).is_empty(), "whoever is in a hurry");
+    due_now(&database, first);
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [second]);
+}
+
+#[test]
+fn with_skip_the_followers_of_a_dead_letter_go_on() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second, third] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 400);
+    assert_eq!(next(&database), [second]);
+    // Sent again while another has its turn, it waits for that, and goes before those after it.
+    database.execute(&format!("SELECT webhook_replay('{first}')"));
+    assert!(next(&database).is_empty());
+    settle(&database, second, 200);
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [third]);
+}
+
+#[test]
+fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
+    let cluster = engine::idle_cluster();
+    for repair in ["replay", "update", "discard", "cancel", "retention"] {
+        let database = idle(&cluster, ", on_blocked = 'wait'");
+        let [first, second] = emit_some(&database, "a");
+        assert_eq!(next(&database), [first]);
+        settle(&database, first, 400);
+        assert!(next(&database).is_empty(), "{repair}");
+        database.execute("SELECT webhook.keep_order()");
+        assert!(next(&database).is_empty(), "{repair}: still");
+
+        let (sql, sent_again) = match repair {
+            "replay" => (format!("SELECT webhook_replay('{first}')"), true),
+            "update" => (
+                format!(
+                    "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{first}'"
+                ),
+                true,
+            ),
+            "discard" => (format!("SELECT webhook_discard('{first}')"), false),
+            "cancel" => (
+                format!(
+                    "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = '{first}'"
+                ),
+                false,
+            ),
+            _ => (
+                "SET webhook.retention_failed = 0; SELECT webhook.expire(10, NULL, NULL, NULL)"
+                    .to_owned(),
+                false,
+            ),
+        };
+        database.execute(&sql);
+        if sent_again {
+            assert_eq!(next(&database), [first], "{repair}");
+            settle(&database, first, 200);
+        }
+        assert_eq!(next(&database), [second], "{repair}");
+    }
+}
+
+#[test]
+fn whoever_moves_the_one_in_turn_lets_the_next_one_go() {
+    let cluster = engine::idle_cluster();
+    for repair in [
+        "SELECT webhook_cancel('EVENT')",
+        "SELECT webhook_redact('EVENT')",
+        "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = 'EVENT'",
+        "DELETE FROM webhook.delivery WHERE event_id = 'EVENT'",
+    ] {
+        let database = idle(&cluster, "");
+        let [first, second] = emit_some(&database, "a");
+        assert_eq!(next(&database), [first]);
+        settle(&database, first, 500);
+        assert!(next(&database).is_empty());
+        database.execute(&repair.replace("EVENT", &first.to_string()));
+        assert_eq!(next(&database), [second], "{repair}");
+    }
+}
+
+#[test]
+fn a_lost_claim_keeps_its_turn() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    // Nobody holds the lock of instance 1.
+    database.execute("SELECT webhook.recover(2, '{}', '{}')");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [second]);
+}
+
+#[test]
+fn a_scheduled_one_holds_back_what_was_emitted_after_it() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let first: Uuid = database.query_one_value(
+        "SELECT webhook_emit('order.changed', ordering_key => 'a', deliver_at => now() + interval '1 day')",
+    );
+    let [second] = emit_some(&database, "a");
+    assert!(next(&database).is_empty());
+    due_now(&database, first);
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [second]);
+}
+
+#[test]
+fn what_commits_late_goes_when_it_is_there_and_never_beside_another() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let mut late = database.connect();
+    late.batch_execute("BEGIN").unwrap();
+    let first = emit(&mut late, "a");
+    let [second, third] = emit_some(&database, "a");
+    assert_eq!(next(&database), [second]);
+    late.batch_execute("COMMIT").unwrap();
+    assert!(next(&database).is_empty(), "one is in flight");
+    settle(&database, second, 200);
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 200);
+    assert_eq!(next(&database), [third]);
+}
+
+#[test]
+fn the_probe_of_an_open_breaker_is_one_that_has_its_turn() {
+    let cluster = engine::idle_cluster();
+    let database = idle(
+        &cluster,
+        ", failure_threshold = 1, cooldown = '0 s', max_attempts = 9",
+    );
+    let [first, _second] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 500);
+    // The first is a retry that waits for an hour, and the second is due.
+    let state = "SELECT state FROM webhook.breaker";
+    assert_eq!(database.query_one_value::<String>(state), "OPEN");
+    assert_eq!(next(&database), [first]);
+    assert_eq!(database.query_one_value::<String>(state), "HALF_OPEN");
+}
+
+#[test]
+fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second, third] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    assert!(next(&database).is_empty());
+    database.execute("SET session_replication_role = replica; DELETE FROM webhook.lane");
+    database.execute("SELECT webhook.keep_order()");
+    assert!(next(&database).is_empty(), "the first is in flight");
+
+    database.execute(&format!(
+        "SET session_replication_role = replica; DELETE FROM webhook.delivery_queue WHERE event_id = '{first}'"
+    ));
+    // What the worker calls once a minute.
+    database.execute("SELECT webhook.recover(1, '{}', '{}')");
+    assert_eq!(next(&database), [second]);
+    settle(&database, second, 200);
+    assert_eq!(next(&database), [third]);
+}
+
+#[test]
+fn many_followers_are_parked_once_and_not_met_again() {
+    const FOLLOWERS: i64 = 5_000;
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    database.execute(&format!(
+        "SELECT webhook_emit('order.changed', ordering_key => 'a') FROM generate_series(0, {FOLLOWERS})"
+    ));
+    let [other] = emit_some(&database, "b");
+    // The other key is found behind all of them.
+    let mut met = HashSet::new();
+    for _ in 0..10 {
+        met.extend(next(&database));
+    }
+    assert!(met.contains(&other));
+    assert_eq!(met.len(), 2);
+    let parked: i64 = database
+        .query_one_value("SELECT count(*) FROM webhook.delivery_queue WHERE waits_for IS NOT NULL");
+    assert_eq!(parked, FOLLOWERS);
+    let due: i64 = database.query_one_value("SELECT due FROM webhook_status()");
+    assert_eq!(due, 0);
+}
+
+#[test]
+fn several_claimers_never_take_two_of_a_key() {
+    const KEYS: usize = 10;
+    const EVENTS: usize = 40;
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, ", initial_delay = '0 s', max_attempts = 100");
+    let endpoint: i32 = database.query_one_value("SELECT id FROM webhook.endpoint");
+    let key_of: Arc<Mutex<HashMap<Uuid, usize>>> = Arc::default();
+    let in_flight: Mutex<HashSet<usize>> = Mutex::default();
+    let sent: Mutex<Vec<(usize, Uuid)>> = Mutex::default();
+    thread::scope(|scope| {
+        // Two emit while four claim.
+        for emitter in 0..2 {
+            let (database, key_of) = (&database, Arc::clone(&key_of));
+            scope.spawn(move || {
+                let mut client = database.connect();
+                for number in 0..KEYS * EVENTS / 2 {
+                    // Each key has one emitter, so that the order is known.
+                    let key = number % (KEYS / 2) * 2 + emitter;
+                    let mut known = key_of.lock().unwrap();
+                    known.insert(emit(&mut client, &key.to_string()), key);
+                }
+            });
+        }
+        for claimer in 0..4 {
+            let (database, key_of, in_flight, sent) = (&database, &key_of, &in_flight, &sent);
+            scope.spawn(move || {
+                let mut client = database.connect();
+                let mut random = Random::seeded(claimer);
+                while sent.lock().unwrap().len() < KEYS * EVENTS {
+                    let wish = Wish {
+                        endpoint,
+                        capacity: 8,
+                        in_flight: 0,
+                    };
+                    let mut claims = engine::claim(&mut client, 1, &[wish]);
+                    random.shuffle(&mut claims);
+                    let known = key_of.lock().unwrap().clone();
+                    for claim in &claims {
+                        let key = known[&claim.event];
+                        assert!(in_flight.lock().unwrap().insert(key), "two of key {key}");
+                    }
+                    for claim in claims {
+                        let key = known[&claim.event];
+                        let success = random.chance(60);
+                        // Before it is settled, or the next one might be noted first.
+                        in_flight.lock().unwrap().remove(&key);
+                        if success {
+                            sent.lock().unwrap().push((key, claim.event));
+                        }
+                        let status = if success { 200 } else { 500 };
+                        engine::settle(&mut client, &[(claim, Outcome::status(status, 1e9))]);
+                    }
+                }
+            });
+        }
+    });
+    let sent = sent.into_inner().unwrap();
+    for key in 0..KEYS {
+        let events: Vec<Uuid> = (sent.iter().filter(|(of, _)| *of == key))
+            .map(|(_, event)| *event)
+            .collect();
+        assert_eq!(events.len(), EVENTS);
+        assert!(events.is_sorted(), "key {key}: {events:?}");
+    }
+}
+
+/// Which event of a key was received, and whether it succeeded.
+type Received = Arc<Mutex<HashMap<String, Vec<(u64, bool)>>>>;
+
+/// Fails three in ten requests, and notes all of them.
+fn unreliable(receiver: &Receiver) -> Received {
+    let received = Received::default();
+    let notes = Arc::clone(&received);
+    let random = Mutex::new(Random::seeded(1));
+    receiver.respond("/orders", move |request, _| {
+        let event = request.json();
+        let (key, number) = (&event["data"]["key"], &event["data"]["number"]);
+        let succeeds = random.lock().unwrap().chance(70);
+        notes
+            .lock()
+            .unwrap()
+            .entry(key.as_str().unwrap().to_owned())
+            .or_default()
+            .push((number.as_u64().unwrap(), succeeds));
+        Answer::status(if succeeds { 200 } else { 500 })
+    });
+    received
+}
+
+/// Each key's events from 1 on, each until it succeeded (at least once: a result may be lost with a worker) and none before
+/// its turn.
+#[track_caller]
+fn assert_in_order(received: &Received, keys: usize, events: u64) {
+    let received = received.lock().unwrap();
+    assert_eq!(received.len(), keys);
+    for (key, requests) in received.iter() {
+        let mut sent = 0;
+        for &(number, succeeded) in requests {
+            assert!(
+                number == sent + 1 || number == sent,
+                "key {key}: {requests:?}"
+            );
+            if succeeded {
+                sent = number;
+            }
+        }
+        assert_eq!(sent, events, "key {key}");
+    }
+}
+
+fn emit_all(database: &Database, keys: usize, events: u64) {
+    database.execute(&format!(
+        "SELECT webhook_emit('order.changed', jsonb_build_object('key', key::text, 'number', number), ordering_key => key::text)
+         FROM generate_series(1, {events}) AS number, generate_series(1, {keys}) AS key ORDER BY number, key"
+    ));
+}
+
+const PERSISTENT: &str =
+    "SELECT webhook_copy_policy('fast', 'persistent');
+     UPDATE webhook.policy SET max_attempts = 1000, initial_delay = '1 ms' WHERE name = 'persistent'";
+
+#[test]
+fn ten_thousand_events_of_a_hundred_keys_arrive_in_order_whatever_fails() {
+    let database = Cluster::shared().database("ordering");
+    database.execute(PERSISTENT);
+    let receiver = Receiver::start();
+    let received = unreliable(&receiver);
+    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'persistent'");
+    emit_all(&database, 100, 100);
+    database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.delivery_queue)");
+    assert_in_order(&received, 100, 100);
+}
+
+#[test]
+fn the_order_survives_the_death_of_the_worker() {
+    let cluster = Cluster::start();
+    let database = cluster.database("ordering");
+    database.execute(PERSISTENT);
+    let receiver = Receiver::start();
+    let received = unreliable(&receiver);
+    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'persistent'");
+    emit_all(&database, 10, 100);
+    for share in 1..=3 {
+        receiver.wait_for_requests_to("/orders", share * 200);
+        worker::kill(&cluster, &database);
+    }
+    database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.delivery_queue)");
+    assert_in_order(&received, 10, 100);
+}

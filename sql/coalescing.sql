@@ -1,0 +1,50 @@
+-- Coalescing: of the events with the same coalesce_key, and of the same tenant, only the newest that waits for an endpoint is
+-- sent. A delivery that an event emitted later supersedes becomes CANCELLED, reason coalesced. What is in flight is not
+-- called back.
+--
+-- Emit supersedes what it sees, without waiting for anybody. Two who emit at the same time do not see each other's events; so
+-- the claim looks once more, and takes nothing that has a newer one behind it.
+
+CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
+
+-- Of these endpoints, what is older than this event and waits.
+CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text, endpoint_ids int[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM webhook.finish_queued(array_agg(older.event_id), array_agg(older.endpoint_id), 'CANCELLED', 'coalesced')
+    FROM unnest(endpoint_ids) AS target (id)
+    CROSS JOIN LATERAL (
+        SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = target.id AND q.coalesce_key = key AND q.event_id < by_event AND q.status = 'PENDING'
+          AND (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id) IS NOT DISTINCT FROM by_tenant
+        ORDER BY q.endpoint_id, q.coalesce_key, q.event_id
+        LIMIT 1000 FOR UPDATE SKIP LOCKED
+    ) older
+    HAVING count(*) > 0;
+END $$;
+
+-- Of these places, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
+CREATE FUNCTION webhook.newest(places tid[]) RETURNS tid[]
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    superseded record;
+BEGIN
+    SELECT array_agg(q.ctid) AS places, array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids
+    INTO superseded
+    FROM webhook.delivery_queue q
+    WHERE q.ctid = ANY (places) AND q.coalesce_key IS NOT NULL
+      AND EXISTS (SELECT FROM webhook.delivery_queue newer
+                  WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = q.coalesce_key AND newer.event_id > q.event_id
+                    AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id)
+                        IS NOT DISTINCT FROM (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id)
+                  OFFSET 0);
+    IF superseded.places IS NULL THEN
+        RETURN places;
+    END IF;
+    PERFORM webhook.finish_queued(superseded.event_ids, superseded.endpoint_ids, 'CANCELLED', 'coalesced');
+    RETURN ARRAY(SELECT place FROM unnest(places) AS place WHERE place <> ALL (superseded.places));
+END $$;

@@ -1,0 +1,158 @@
+-- Order: deliveries of one endpoint with the same ordering_key go out one at a time, in the order of their emission.
+--
+-- That is the order of their events' ids, which carry the time of the emission to a quarter of a microsecond. Each endpoint
+-- and key with something queued has a lane, and the lane says whose turn it is. The claim opens lanes, each for the first
+-- that is queued, takes nothing but what has its turn, and parks the rest it meets: next_attempt_at infinity, waits_for
+-- whose turn it is. So followers are met once and not in every turn, however many wait behind a failing one. Retries and
+-- lost claims keep the turn; it passes on when its delivery leaves the queue, whoever moves it and wherever to: a trigger
+-- sees to it. Under the policy's on_blocked = wait it does not pass on from a dead letter, until somebody sends that again
+-- or discards it.
+--
+-- What is emitted in a transaction that commits late is not seen in time: it goes out when it has been committed and the
+-- turn that was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they
+-- do by updating the same row.
+--
+-- Nobody waits for a row. What a lock or an old snapshot has kept from being passed on, webhook.keep_order() passes on.
+
+CREATE TABLE webhook.lane (
+    endpoint_id  int  NOT NULL,
+    ordering_key text NOT NULL,
+    event_id     uuid NOT NULL,
+    PRIMARY KEY (endpoint_id, ordering_key)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');
+
+CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, ordering_key, event_id) WHERE ordering_key IS NOT NULL;
+
+-- Of these places, which the caller has locked, those that may be claimed; the others are parked.
+CREATE FUNCTION webhook.in_order(places tid[]) RETURNS tid[]
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+    SET webhook.engine = on AS $$
+DECLARE
+    in_turn tid[];
+BEGIN
+    INSERT INTO webhook.lane (endpoint_id, ordering_key, event_id)
+    SELECT met.endpoint_id, met.ordering_key, first.event_id
+    FROM (SELECT DISTINCT q.endpoint_id, q.ordering_key FROM webhook.delivery_queue q
+          WHERE q.ctid = ANY (places) AND q.ordering_key IS NOT NULL) met
+    CROSS JOIN LATERAL (
+        SELECT q.event_id FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = met.endpoint_id AND q.ordering_key = met.ordering_key
+        ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT 1
+    ) first
+    ON CONFLICT DO NOTHING;
+
+    -- While the lane is locked nobody passes its turn on without seeing who was parked behind it.
+    WITH met AS MATERIALIZED (
+        SELECT q.ctid AS place, lane.event_id AS turn_of,
+               q.ordering_key IS NULL OR coalesce(lane.event_id = q.event_id, false) AS is_in_turn
+        FROM webhook.delivery_queue q
+        LEFT JOIN LATERAL (
+            SELECT l.event_id FROM webhook.lane l
+            WHERE l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key
+            LIMIT 1 FOR SHARE SKIP LOCKED
+        ) lane ON true
+        WHERE q.ctid = ANY (places)
+    ), parked AS (
+        UPDATE webhook.delivery_queue q
+        SET next_attempt_at = 'infinity', waits_for = (SELECT m.turn_of FROM met m WHERE m.place = q.ctid)
+        WHERE q.ctid = ANY (ARRAY(SELECT m.place FROM met m WHERE NOT m.is_in_turn AND m.turn_of IS NOT NULL))
+    )
+    SELECT array_agg(m.place) INTO in_turn FROM met m WHERE m.is_in_turn;
+    RETURN in_turn;
+END $$;
+
+-- Whether it may be the probe.
+CREATE FUNCTION webhook.has_its_turn(q webhook.delivery_queue) RETURNS boolean
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    turn_of uuid;
+BEGIN
+    IF q.ordering_key IS NULL THEN
+        RETURN true;
+    END IF;
+    SELECT l.event_id INTO turn_of FROM webhook.lane l WHERE l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key;
+    IF NOT FOUND THEN
+        SELECT first.event_id INTO turn_of FROM webhook.delivery_queue first
+        WHERE first.endpoint_id = q.endpoint_id AND first.ordering_key = q.ordering_key
+        ORDER BY first.event_id LIMIT 1;
+    END IF;
+    RETURN turn_of = q.event_id;
+END $$;
+
+-- Parked deliveries whose time has come are due.
+CREATE FUNCTION webhook.unpark(event_ids uuid[], endpoint_ids int[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+    SET webhook.engine = on AS $$
+BEGIN
+    UPDATE webhook.delivery_queue SET next_attempt_at = now(), waits_for = NULL
+    WHERE ctid = ANY (ARRAY(
+        SELECT q.place FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
+        CROSS JOIN LATERAL (
+            SELECT q.ctid AS place FROM webhook.delivery_queue q
+            WHERE q.event_id = u.event_id AND q.endpoint_id = u.endpoint_id AND q.status = 'PENDING' AND q.waits_for IS NOT NULL
+            LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) q));
+    IF FOUND THEN
+        PERFORM webhook.wake();
+    END IF;
+END $$;
+
+-- The delivery that had the turn has left the queue or the dead letters: it is the next one's, if there is one.
+CREATE FUNCTION webhook.pass_turn(of_endpoint int, of_key text, from_event uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    next_event uuid;
+BEGIN
+    PERFORM FROM webhook.lane l
+    WHERE l.endpoint_id = of_endpoint AND l.ordering_key = of_key AND l.event_id = from_event FOR UPDATE;
+    IF NOT FOUND
+       OR EXISTS (SELECT FROM webhook.delivery_queue q WHERE q.event_id = from_event AND q.endpoint_id = of_endpoint)
+       OR (EXISTS (SELECT FROM webhook.dead_letter d WHERE d.event_id = from_event AND d.endpoint_id = of_endpoint)
+           AND (SELECT (webhook.policy_of(e.policy)).on_blocked = 'wait' FROM webhook.endpoint e WHERE e.id = of_endpoint)) THEN
+        RETURN;
+    END IF;
+
+    SELECT q.event_id INTO next_event FROM webhook.delivery_queue q
+    WHERE q.endpoint_id = of_endpoint AND q.ordering_key = of_key
+    ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT 1;
+    IF FOUND THEN
+        UPDATE webhook.lane l SET event_id = next_event WHERE l.endpoint_id = of_endpoint AND l.ordering_key = of_key;
+        PERFORM webhook.unpark(ARRAY[next_event], ARRAY[of_endpoint]);
+    ELSE
+        DELETE FROM webhook.lane l WHERE l.endpoint_id = of_endpoint AND l.ordering_key = of_key;
+    END IF;
+END $$;
+
+CREATE FUNCTION webhook.pass_turn() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM webhook.pass_turn(OLD.endpoint_id, OLD.ordering_key, OLD.event_id);
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
+    FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
+CREATE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
+    FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
+
+-- Once a minute: turns of deliveries that are gone are passed on, and what is parked without a reason is not any more.
+CREATE FUNCTION webhook.keep_order() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM webhook.pass_turn(l.endpoint_id, l.ordering_key, l.event_id)
+    FROM webhook.lane l
+    WHERE NOT EXISTS (SELECT FROM webhook.delivery_queue q WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id);
+
+    PERFORM webhook.unpark(array_agg(q.event_id), array_agg(q.endpoint_id))
+    FROM webhook.delivery_queue q
+    LEFT JOIN webhook.lane l ON l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key
+    WHERE q.waits_for IS NOT NULL AND (l.event_id IS NULL OR l.event_id = q.event_id)
+    HAVING count(*) > 0;
+END $$;
