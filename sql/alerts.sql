@@ -12,14 +12,12 @@
 -- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
 CREATE FUNCTION webhook.emit_alert(about webhook.endpoint, new_event_id uuid, type text, payload jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    others int[] := ARRAY(SELECT s.endpoint_id FROM webhook.subscribers(webhook.matching_keys(about.tenant, type)) s
+                          WHERE s.endpoint_id <> about.id);
 BEGIN
-    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts)
-    SELECT new_event_id, e.id, type, (webhook.policy_of(e.policy)).max_attempts
-    FROM webhook.endpoint e
-    WHERE webhook.subscription_keys(e.tenant, e.event_types) && webhook.matching_keys(about.tenant, type) AND e.id <> about.id;
-    IF FOUND THEN
-        INSERT INTO webhook.event (id, tenant, event_type, payload, created_at)
-        VALUES (new_event_id, about.tenant, type, payload, clock_timestamp());
+    IF cardinality(others) > 0 THEN
+        PERFORM webhook.emit_events(ARRAY[new_event_id], ARRAY[type], ARRAY[payload], ARRAY[about.tenant], only_endpoints => others);
     END IF;
 END $$;
 

@@ -47,7 +47,7 @@ BEGIN
     ) ours ON true
     LEFT JOIN LATERAL (
         SELECT q.next_attempt_at FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = ours.id AND ours.is_served AND q.status = 'PENDING'
+        WHERE q.endpoint_id = ours.id AND ours.is_served AND q.status = 'PENDING' AND webhook.has_time(q.expires_at)
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (
@@ -108,6 +108,7 @@ BEGIN
                     WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
                       AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
                       AND (q.next_attempt_at <= now() OR (q.claimed_at < guard.retries_before AND q.next_attempt_at < 'infinity'))
+                      AND webhook.has_time(q.expires_at)
                     ORDER BY q.next_attempt_at, q.event_id
                     LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
                     FOR UPDATE SKIP LOCKED

@@ -1,58 +1,260 @@
--- Emitting: one event, and one delivery for each endpoint that wants it, in the caller's transaction.
+-- Emitting: events, and one delivery of each for every endpoint that wants it, in the caller's transaction.
+--
+-- webhook_emit() emits one event, with two INSERTs that cost little more than two INSERTs of one's own. webhook.emit_events()
+-- emits any number with the same few statements: for webhook_emit_many(), the triggers of watch.sql and alerts.sql. Both look
+-- up who wants an event by webhook.subscribers().
+--
+-- Paused and disabled endpoints get their deliveries too: parked, never dropped. The planner is told to use the index on
+-- subscriptions whatever it has seen, once and for all: a plan made among few endpoints must do for many.
 
--- Paused and disabled endpoints get their deliveries too: parked, never dropped. The planner is told to use
--- the index on subscriptions whatever it has seen: a plan made among few endpoints must do for many.
+-- What is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
+-- need them.
+
+CREATE FUNCTION webhook.is_event_type(event_type text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN event_type ~ '^[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*$' AND length(event_type) <= 200 AND event_type NOT LIKE 'webhook.%';
+
+CREATE FUNCTION webhook.refuse_event_type(event_type text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF event_type LIKE 'webhook.%' THEN
+        RAISE EXCEPTION 'event type "%" is reserved', event_type USING ERRCODE = 'reserved_name',
+            HINT = 'Types that begin with webhook. are the extension''s own; choose another prefix.';
+    END IF;
+    RAISE EXCEPTION 'event type "%" is not valid', event_type USING ERRCODE = 'invalid_parameter_value',
+        HINT = 'A type is made of letters, digits, _ and -, in parts joined by dots, such as order.created.';
+END $$;
+
+CREATE FUNCTION webhook.is_tenant(tenant text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN tenant ~ '^[^[:cntrl:][:space:]]{1,200}$';
+
+CREATE FUNCTION webhook.refuse_tenant(tenant text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'tenant "%" is not valid', tenant USING ERRCODE = 'invalid_parameter_value',
+        HINT = 'A tenant has 1 to 200 characters, no white space and no control characters; leave it null for none.';
+END $$;
+
+CREATE FUNCTION webhook.refuse_null_payload() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'payload must not be null' USING ERRCODE = 'null_value_not_allowed',
+        HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
+END $$;
+
+CREATE FUNCTION webhook.require_key(parameter text, value text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF length(value) NOT BETWEEN 1 AND 200 THEN
+        RAISE EXCEPTION '% is not valid', parameter USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = format('It has %s characters.', length(value)),
+            HINT = 'A key has 1 to 200 characters; leave it null for none, and use a hash of what is longer.';
+    END IF;
+END $$;
+
+CREATE FUNCTION webhook.require_lifetime(deliver_at timestamptz, expires_at timestamptz) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF expires_at <= deliver_at THEN
+        RAISE EXCEPTION 'expires_at must be after deliver_at' USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'What expires before it is due is never sent; give it more time, or leave one of the two null.';
+    END IF;
+END $$;
+
+-- The endpoints of these names; null for null, which stands for all.
+CREATE FUNCTION webhook.require_endpoints(endpoint_names text[]) RETURNS int[]
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF cardinality(endpoint_names) = 0 OR array_position(endpoint_names, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Leave it null for all endpoints that want the event.';
+    END IF;
+    RETURN (SELECT array_agg(webhook.require_endpoint(n)) FROM unnest(endpoint_names) AS n);
+END $$;
+
+CREATE FUNCTION webhook.refuse_size(size int) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'payload is larger than webhook.max_payload' USING ERRCODE = 'program_limit_exceeded',
+        DETAIL = format('It has %s bytes as text, and %s are allowed.', size, webhook.max_payload()),
+        HINT = 'Send less, say a reference to the row, or raise webhook.max_payload.';
+END $$;
+
+CREATE FUNCTION webhook.max_payload() RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN pg_size_bytes(coalesce(current_setting('webhook.max_payload', true), '1MB'));
+
+-- Makes a key stand for a new event, or says for which earlier one it stands.
+--
+-- Whoever meets a key that another transaction has just taken waits for its end: by then the key stands for that one's event, or
+-- is free again. A key whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen,
+-- in REPEATABLE READ, the server says so with a serialization failure.
+CREATE FUNCTION webhook.take_key(key_tenant text, taken_key text, new_event_id uuid) RETURNS uuid
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    valid_since timestamptz := clock_timestamp() - webhook.duration_setting('webhook.idempotency_window', '24 h');
+    earlier webhook.idempotency;
+BEGIN
+    LOOP
+        SELECT * INTO earlier FROM webhook.idempotency i WHERE i.tenant = coalesce(key_tenant, '') AND i.key = taken_key;
+        IF earlier.created_at > valid_since THEN
+            RETURN earlier.event_id;
+        ELSIF earlier.created_at IS NULL THEN
+            INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
+            VALUES (coalesce(key_tenant, ''), taken_key, new_event_id, clock_timestamp())
+            ON CONFLICT DO NOTHING;
+        ELSE
+            UPDATE webhook.idempotency i SET event_id = new_event_id, created_at = clock_timestamp()
+            WHERE i.tenant = earlier.tenant AND i.key = earlier.key AND i.created_at = earlier.created_at;
+        END IF;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+    END LOOP;
+END $$;
+
 -- @api public
 CREATE FUNCTION @extschema@.webhook_emit(
-    event_type text, payload jsonb DEFAULT '{}', deliver_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL)
+    event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL, ordering_key text DEFAULT NULL,
+    coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
+    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
     RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     new_event_id uuid := webhook.new_id();
     emitted_at timestamptz := clock_timestamp();
-    wanted_keys text[];
+    earlier_event_id uuid;
+    only_endpoints int[];
     size int;
-    size_limit bigint := pg_size_bytes(coalesce(current_setting('webhook.max_payload', true), '1MB'));
 BEGIN
-    IF (webhook_emit.event_type ~ '^[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*$' AND length(webhook_emit.event_type) <= 200) IS NOT TRUE THEN
-        RAISE EXCEPTION 'event type "%" is not valid', webhook_emit.event_type USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'A type is made of letters, digits, _ and -, in parts joined by dots, such as order.created.';
+    IF webhook.is_event_type(webhook_emit.event_type) IS NOT TRUE THEN
+        PERFORM webhook.refuse_event_type(webhook_emit.event_type);
+    ELSIF webhook_emit.payload IS NULL THEN
+        PERFORM webhook.refuse_null_payload();
+    ELSIF NOT webhook.is_tenant(webhook_emit.tenant) THEN
+        PERFORM webhook.refuse_tenant(webhook_emit.tenant);
     END IF;
-    IF webhook_emit.event_type LIKE 'webhook.%' THEN
-        RAISE EXCEPTION 'event type "%" is reserved', webhook_emit.event_type USING ERRCODE = 'reserved_name',
-            HINT = 'Types that begin with webhook. are the extension''s own; choose another prefix.';
-    END IF;
-    IF webhook_emit.payload IS NULL THEN
-        RAISE EXCEPTION 'payload must not be null' USING ERRCODE = 'null_value_not_allowed',
-            HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
-    END IF;
-    IF webhook_emit.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
-        RAISE EXCEPTION 'tenant "%" is not valid', webhook_emit.tenant USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'A tenant has 1 to 200 characters, no white space and no control characters; leave it null for none.';
+    IF num_nonnulls(webhook_emit.idempotency_key, webhook_emit.ordering_key, webhook_emit.coalesce_key, webhook_emit.expires_at,
+                    webhook_emit.endpoints) > 0 THEN
+        PERFORM webhook.require_key('idempotency_key', webhook_emit.idempotency_key),
+                webhook.require_key('ordering_key', webhook_emit.ordering_key),
+                webhook.require_key('coalesce_key', webhook_emit.coalesce_key),
+                webhook.require_lifetime(webhook_emit.deliver_at, webhook_emit.expires_at);
+        only_endpoints := webhook.require_endpoints(webhook_emit.endpoints);
+        IF webhook_emit.idempotency_key IS NOT NULL THEN
+            earlier_event_id := webhook.take_key(webhook_emit.tenant, webhook_emit.idempotency_key, new_event_id);
+            IF earlier_event_id IS NOT NULL THEN
+                RETURN earlier_event_id;
+            END IF;
+        END IF;
     END IF;
 
-    INSERT INTO webhook.event (id, tenant, event_type, payload, created_at)
-    VALUES (new_event_id, webhook_emit.tenant, webhook_emit.event_type, webhook_emit.payload, emitted_at)
+    INSERT INTO webhook.event (id, tenant, event_type, payload, idempotency_key, created_at)
+    VALUES (new_event_id, webhook_emit.tenant, webhook_emit.event_type, webhook_emit.payload, webhook_emit.idempotency_key, emitted_at)
     RETURNING payload_bytes INTO size;
-    IF size > size_limit THEN
-        RAISE EXCEPTION 'payload is larger than webhook.max_payload' USING ERRCODE = 'program_limit_exceeded',
-            DETAIL = format('It has %s bytes as text, and %s are allowed.', size, size_limit),
-            HINT = 'Send less, say a reference to the row, or raise webhook.max_payload.';
+    IF size > webhook.max_payload() THEN
+        PERFORM webhook.refuse_size(size);
     END IF;
 
-    wanted_keys := webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type);
-    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
-    SELECT new_event_id, e.id, webhook_emit.event_type,
-           coalesce(p.max_attempts, (SELECT s.max_attempts FROM webhook.policy s WHERE s.name = 'standard')),
-           coalesce(webhook_emit.deliver_at, emitted_at), emitted_at
-    FROM webhook.endpoint e
-    LEFT JOIN webhook.policy p ON p.name = e.policy
-    WHERE webhook.subscription_keys(e.tenant, e.event_types) && wanted_keys;
-
+    INSERT INTO webhook.delivery_queue
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key, created_at)
+    SELECT new_event_id, s.endpoint_id, webhook_emit.event_type, s.max_attempts, coalesce(webhook_emit.deliver_at, emitted_at),
+           webhook_emit.expires_at, webhook_emit.ordering_key, webhook_emit.coalesce_key, emitted_at
+    FROM webhook.subscribers(webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type)) s
+    WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints);
     IF FOUND THEN
         PERFORM webhook.wake();
     END IF;
     RETURN new_event_id;
+END $$;
+
+-- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
+-- for all. Who wants them is looked up once for each type and tenant.
+CREATE FUNCTION webhook.emit_events(
+    event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    emitted_at timestamptz := clock_timestamp();
+    largest int;
+BEGIN
+    WITH recorded AS (
+        INSERT INTO webhook.event (id, tenant, event_type, payload, created_at)
+        SELECT v.id, v.tenant, v.event_type, v.payload, emitted_at
+        FROM unnest(event_ids, tenants, event_types, payloads) AS v (id, tenant, event_type, payload)
+        RETURNING payload_bytes
+    )
+    SELECT max(r.payload_bytes) INTO largest FROM recorded r;
+    IF largest > webhook.max_payload() THEN
+        PERFORM webhook.refuse_size(largest);
+    END IF;
+
+    WITH kind AS MATERIALIZED (
+        SELECT DISTINCT v.event_type, coalesce(v.tenant, '') AS tenant FROM unnest(event_types, tenants) AS v (event_type, tenant)
+    ), subscriber AS MATERIALIZED (
+        SELECT k.event_type, k.tenant, s.endpoint_id, s.max_attempts
+        FROM kind k CROSS JOIN LATERAL webhook.subscribers(webhook.matching_keys(nullif(k.tenant, ''), k.event_type)) s
+        WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
+    )
+    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, created_at)
+    SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, coalesce(emit_events.deliver_at, emitted_at), emit_events.expires_at,
+           emitted_at
+    FROM unnest(event_ids, event_types, tenants) AS v (id, event_type, tenant)
+    JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '');
+    IF FOUND THEN
+        PERFORM webhook.wake();
+    END IF;
+END $$;
+
+-- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
+-- @api public
+CREATE FUNCTION @extschema@.webhook_emit_many(
+    event_types text[], payloads jsonb[], deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
+    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS SETOF uuid
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    event_ids uuid[];
+    wrong_type text;
+BEGIN
+    IF cardinality(event_types) IS DISTINCT FROM cardinality(payloads) THEN
+        RAISE EXCEPTION 'event_types and payloads must go together' USING ERRCODE = 'array_subscript_error',
+            DETAIL = format('There are %s types and %s payloads.', cardinality(event_types), cardinality(payloads)),
+            HINT = 'Give one type for each payload, or a single one that is no array.';
+    END IF;
+    SELECT t INTO wrong_type FROM unnest(event_types) AS t WHERE webhook.is_event_type(t) IS NOT TRUE LIMIT 1;
+    IF FOUND THEN
+        PERFORM webhook.refuse_event_type(wrong_type);
+    ELSIF payloads IS NULL OR array_position(payloads, NULL) IS NOT NULL THEN
+        PERFORM webhook.refuse_null_payload();
+    ELSIF NOT webhook.is_tenant(tenant) THEN
+        PERFORM webhook.refuse_tenant(tenant);
+    END IF;
+    PERFORM webhook.require_lifetime(deliver_at, expires_at);
+
+    event_ids := ARRAY(SELECT webhook.new_id() FROM generate_series(1, cardinality(payloads)));
+    PERFORM webhook.emit_events(event_ids, event_types, payloads, array_fill(tenant, ARRAY[cardinality(payloads)]), deliver_at,
+                                expires_at, webhook.require_endpoints(endpoints));
+    RETURN QUERY SELECT unnest(event_ids);
+END $$;
+
+-- @api public
+CREATE FUNCTION @extschema@.webhook_emit_many(
+    event_type text, payloads jsonb[], deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
+    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS SETOF uuid
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF webhook.is_event_type(event_type) IS NOT TRUE THEN
+        PERFORM webhook.refuse_event_type(event_type);
+    ELSIF payloads IS NULL THEN
+        PERFORM webhook.refuse_null_payload();
+    END IF;
+    RETURN QUERY SELECT @extschema@.webhook_emit_many(array_fill(event_type, ARRAY[cardinality(payloads)]), payloads, deliver_at,
+                                                      expires_at, tenant, endpoints);
 END $$;

@@ -38,6 +38,16 @@ BEGIN
     RETURN keys;
 END $$;
 
+-- Who is subscribed under these keys. Without SET, so that the planner sees through it.
+CREATE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int)
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT e.id, coalesce(p.max_attempts, (SELECT s.max_attempts FROM webhook.policy s WHERE s.name = 'standard'))
+        FROM webhook.endpoint e
+        LEFT JOIN webhook.policy p ON p.name = e.policy
+        WHERE webhook.subscription_keys(e.tenant, e.event_types) && keys;
+    END;
+
 -- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
 -- attempt is judged again.
 CREATE FUNCTION webhook.require_permitted_url(url text) RETURNS void

@@ -35,6 +35,9 @@ BEGIN
         IF NEW.next_attempt_at = OLD.next_attempt_at THEN
             NEW.next_attempt_at := now();
         END IF;
+        IF NEW.expires_at = OLD.expires_at AND NOT webhook.has_time(NEW.expires_at) THEN
+            NEW.expires_at := NULL;
+        END IF;
         NEW.last_error := NULL;
         NEW.last_status_code := NULL;
         NEW.duration_ms := NULL;

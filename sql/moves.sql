@@ -4,6 +4,11 @@
 -- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
 -- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
 
+-- Whether there is time left until expires_at. What has none is never claimed; parking.sql fails it.
+CREATE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN expires_at IS NULL OR expires_at > now();
+
 -- From the queue to the history (CANCELLED) or the dead letters (FAILED).
 CREATE FUNCTION webhook.finish_queued(event_ids uuid[], endpoint_ids int[], new_status text, why text) RETURNS bigint
     LANGUAGE plpgsql
@@ -38,7 +43,7 @@ BEGIN
 END $$;
 
 -- Back to the queue, from the start and due now: what failed, and if asked what was sent or cancelled. Not where the
--- endpoint was removed, or where there is no payload any more.
+-- endpoint was removed, or where there is no payload any more. What had expired does not again: somebody wants it sent.
 CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], finished_too boolean DEFAULT false) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -63,8 +68,8 @@ BEGIN
     INSERT INTO webhook.delivery_queue
         (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key,
          claim_seq, created_at)
-    SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), g.expires_at, g.ordering_key, g.coalesce_key,
-           g.claim_seq, g.created_at
+    SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), CASE WHEN webhook.has_time(g.expires_at) THEN g.expires_at END,
+           g.ordering_key, g.coalesce_key, g.claim_seq, g.created_at
     FROM (SELECT * FROM failed UNION ALL SELECT * FROM finished) g;
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF moved > 0 THEN

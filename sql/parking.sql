@@ -25,7 +25,8 @@ BEGIN
         due_at := CASE WHEN first_due <= now() THEN first_due
                        WHEN EXISTS (SELECT FROM webhook.delivery_queue q
                                     WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING'
-                                      AND q.next_attempt_at < 'infinity' AND q.claimed_at IS NOT NULL)
+                                      AND q.next_attempt_at < 'infinity' AND q.claimed_at IS NOT NULL
+                                      AND webhook.has_time(q.expires_at))
                        THEN now() ELSE first_due END;
     ELSE
         turns_away := when_open <> 'hold';
@@ -63,7 +64,7 @@ BEGIN
         SELECT array_agg(due.event_id) INTO ids
         FROM (SELECT q.event_id FROM webhook.delivery_queue q
               WHERE q.endpoint_id = guarded.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
-                AND q.event_id IS DISTINCT FROM guarded.test_event_id
+                AND q.event_id IS DISTINCT FROM guarded.test_event_id AND webhook.has_time(q.expires_at)
                 AND q.next_attempt_at >= CASE (guarded.policy).when_open WHEN 'skip' THEN guarded.opened_at ELSE '-infinity' END
                 AND ((guarded.policy).when_open <> 'skip' OR (q.created_at >= guarded.opened_at AND q.claimed_at IS NULL))
               ORDER BY q.next_attempt_at, q.event_id
@@ -101,6 +102,26 @@ BEGIN
         END CASE;
     END LOOP;
     RETURN turned_away;
+END $$;
+
+-- Fails what is not worth sending any more (expires_at), whatever the state of its endpoint; nothing claims it meanwhile. At
+-- most that many; says how many.
+CREATE FUNCTION webhook.expire_overdue(page_size int) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    our_origin text := webhook.origin();
+    expired bigint;
+BEGIN
+    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'FAILED', 'expired') INTO expired
+    FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+          WHERE q.expires_at <= now() AND q.status = 'PENDING'
+            AND EXISTS (SELECT FROM webhook.endpoint e WHERE e.id = q.endpoint_id AND e.origin = our_origin OFFSET 0)
+          ORDER BY q.expires_at
+          LIMIT page_size FOR UPDATE SKIP LOCKED) q
+    HAVING count(*) > 0;
+    RETURN coalesce(expired, 0);
 END $$;
 
 -- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as

@@ -4,7 +4,8 @@
 -- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it,
 -- whether they are gone or there never was one; -1 keeps for ever. The worker calls these functions between its turns,
 -- each call a short transaction that reads a bounded number of rows by an index, and waits for nobody: what somebody has
--- locked is passed over and found by a later sweep.
+-- locked is passed over and found by a later sweep. An idempotency key goes when webhook.idempotency_window is over, whatever
+-- has become of its event.
 --
 -- No event goes that is needed again. Whoever moves a delivery deletes and inserts it in one transaction, so in any one
 -- snapshot it is in exactly one leaf, and a single statement looks into all of them. Who makes a delivery for an event
@@ -17,11 +18,12 @@ CREATE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN (lpad(to_hex(greatest(0, floor(extract(epoch FROM emitted_at) * 1000))::bigint), 12, '0') || repeat('0', 20))::uuid;
 
--- One step: looks at no more than that many deliveries and events, each kind from where the last step has come to, and
+-- One step: looks at no more than that many deliveries, events and keys, each kind from where the last step has come to, and
 -- says how many there were; fewer than asked for means that nothing else is due. Where it has come to is only a short
 -- cut past what is deleted and not yet vacuumed, and past old events that are still needed: null is the beginning.
 CREATE FUNCTION webhook.expire(
-    step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, OUT seen int)
+    step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
+    OUT seen int)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
@@ -29,6 +31,8 @@ CREATE FUNCTION webhook.expire(
 DECLARE
     sent_before timestamptz := now() - nullif(current_setting('webhook.retention_sent'), '-1')::interval;
     failed_before timestamptz := now() - nullif(current_setting('webhook.retention_failed'), '-1')::interval;
+    key_before timestamptz := now() - webhook.duration_setting('webhook.idempotency_window', '24 h');
+    keys int;
     event_ids uuid[];
     endpoint_ids int[];
 BEGIN
@@ -74,6 +78,17 @@ BEGIN
     PERFORM webhook.forget(event_ids, NULL, sent_before);
     seen := seen + cardinality(event_ids);
     event_after := coalesce(event_ids[cardinality(event_ids)], event_after);
+
+    WITH gone AS (
+        DELETE FROM webhook.idempotency
+        WHERE ctid = ANY (ARRAY(
+            SELECT i.ctid FROM webhook.idempotency i
+            WHERE i.created_at >= coalesce(key_from, '-infinity') AND i.created_at < key_before
+            ORDER BY i.created_at LIMIT step - seen FOR UPDATE SKIP LOCKED))
+        RETURNING created_at
+    )
+    SELECT count(*), coalesce(max(g.created_at), key_from) INTO keys, key_from FROM gone g;
+    seen := seen + keys;
 END $$;
 
 -- Counters of the next endpoints, at most that many, older than 48 hours; of each endpoint and status the newest hour stays

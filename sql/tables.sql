@@ -106,6 +106,16 @@ CREATE TABLE webhook.event (
     payload_bytes   int         GENERATED ALWAYS AS (octet_length(payload::text)) STORED
 );
 
+-- The keys that stand for an event, within webhook.idempotency_window; no tenant is ''.
+CREATE TABLE webhook.idempotency (
+    tenant     text        NOT NULL,
+    key        text        NOT NULL,
+    event_id   uuid        NOT NULL,
+    created_at timestamptz NOT NULL,
+    PRIMARY KEY (tenant, key)
+);
+CREATE INDEX idempotency_created ON webhook.idempotency (created_at);
+
 -- One row per event and endpoint, in one of three leaves by its status: the queue stays small whatever
 -- the history holds, and a person moves a row between them with a plain UPDATE of webhook.delivery.
 CREATE TABLE webhook.delivery (
@@ -145,6 +155,7 @@ CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
     WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
           autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
           autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+CREATE INDEX delivery_queue_expires ON webhook.delivery_queue (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX delivery_queue_due ON webhook.delivery_queue (endpoint_id, next_attempt_at, event_id);
 -- The youngest index: of those that look alike, as all do on an empty table, the planner takes the youngest, and only this
 -- one finds a row by its key at once.
@@ -245,6 +256,7 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.endpoint_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.removed_endpoint', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.secret', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.event', '');
+SELECT pg_catalog.pg_extension_config_dump('webhook.idempotency', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.delivery_queue', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.delivery_history', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.dead_letter', '');

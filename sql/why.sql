@@ -23,17 +23,19 @@ CREATE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS text
                   CASE WHEN cardinality(patterns) > 10 THEN format(' and %s more', cardinality(patterns) - 10) END);
 
 -- What an error of ours means; any other is that of the last attempt.
-CREATE FUNCTION webhook.error_in_words(error text) RETURNS text
-    LANGUAGE sql IMMUTABLE
-    RETURN CASE error
+CREATE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN CASE d.last_error
         WHEN 'cancelled' THEN 'a person cancelled it'
         WHEN 'endpoint removed' THEN 'the endpoint was removed'
         WHEN 'skipped' THEN 'the circuit breaker was open when the event was emitted (skipped, when_open = skip)'
         WHEN 'circuit open' THEN 'the circuit breaker was open, and the policy did not let it wait (circuit open)'
-        WHEN 'expired' THEN 'it was parked for longer than hold_for of the policy (expired)'
+        WHEN 'expired' THEN CASE WHEN d.expires_at <= d.completed_at
+                                 THEN format('it was not worth sending after %s, its expires_at (expired)', webhook.time_in_words(d.expires_at))
+                                 ELSE 'it was parked for longer than hold_for of the policy (expired)' END
         WHEN 'redacted' THEN 'its event was redacted'
         WHEN 'worker lost' THEN 'the worker ended before the attempt did (worker lost)'
-        ELSE error
+        ELSE d.last_error
     END;
 
 -- All patterns that match a type, whatever the tenant.
@@ -222,7 +224,7 @@ BEGIN
         WHEN 'PENDING' THEN
             format('  It is PENDING, %s%s.',
                    CASE d.attempts WHEN 0 THEN 'not tried yet' ELSE format('after %s of %s attempts', d.attempts, d.max_attempts) END,
-                   '; the last error is: ' || webhook.error_in_words(d.last_error))
+                   '; the last error is: ' || webhook.error_in_words(d))
         WHEN 'SENDING' THEN
             format('  It is SENDING: attempt %s of %s began at %s, %s ago%s.', d.attempts, d.max_attempts,
                    webhook.time_in_words(d.claimed_at), webhook.span_in_words(now() - d.claimed_at),
@@ -233,10 +235,10 @@ BEGIN
                    webhook.time_in_words(d.completed_at), d.last_status_code)
         WHEN 'CANCELLED' THEN
             format('  It was CANCELLED at %s, after %s of %s attempts: %s.', webhook.time_in_words(d.completed_at),
-                   d.attempts, d.max_attempts, webhook.error_in_words(d.last_error))
+                   d.attempts, d.max_attempts, webhook.error_in_words(d))
         ELSE
             format('  It FAILED at %s, after %s of %s attempts: %s%s.', webhook.time_in_words(d.completed_at),
-                   d.attempts, d.max_attempts, webhook.error_in_words(d.last_error),
+                   d.attempts, d.max_attempts, webhook.error_in_words(d),
                    (SELECT ', which is not tried again' FROM webhook.attempt a
                     WHERE a.event_id = d.event_id AND a.endpoint_id = d.endpoint_id AND a.claim_seq = d.claim_seq
                       AND a.verdict IN ('final', 'disable') AND a.error = d.last_error))
@@ -270,6 +272,9 @@ BEGIN
                        webhook.time_in_words(d.next_attempt_at), make_due)
             ELSE format('  %s is due now%s.', next_attempt, ', since ' || webhook.time_in_words(d.next_attempt_at))
         END;
+        IF d.expires_at < 'infinity' THEN
+            RETURN NEXT format('  If it has not been sent by %s (expires_at), it fails as "expired".', webhook.time_in_words(d.expires_at));
+        END IF;
     ELSIF d.status = 'FAILED' THEN
         RETURN NEXT format('  It stays in webhook.dead_letter. SELECT webhook_replay(%L, %L) sends it again, from the first attempt.',
                            d.event_id, e.name);

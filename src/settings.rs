@@ -42,6 +42,7 @@ static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 static MAX_RETRY_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 static RETENTION_SENT_MIN: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 static RETENTION_FAILED_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
+static IDEMPOTENCY_WINDOW_S: GucSetting<i32> = GucSetting::<i32>::new(24 * 60 * 60);
 static KEEP_ATTEMPTS: GucSetting<KeepAttempts> =
     GucSetting::<KeepAttempts>::new(KeepAttempts::failed);
 static ENGINE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -202,6 +203,16 @@ pub fn define() {
         i32::MAX,
         GucContext::Suset,
         GucFlags::UNIT_MIN,
+    );
+    GucRegistry::define_int_guc(
+        c"webhook.idempotency_window",
+        c"Time for which an idempotency key stands for the event that was emitted with it.",
+        c"",
+        &IDEMPOTENCY_WINDOW_S,
+        1,
+        31_536_000,
+        GucContext::Suset,
+        GucFlags::UNIT_S,
     );
     GucRegistry::define_enum_guc(
         c"webhook.keep_attempts",

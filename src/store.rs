@@ -18,7 +18,7 @@ use webhook_delivery::Key;
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use upkeep::{
     Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
-    expire_parked, expire_tally, find_extension, foreign_endpoints, longest_request, raise_alerts,
+    expire_tally, expire_waiting, find_extension, foreign_endpoints, longest_request, raise_alerts,
     recover,
 };
 

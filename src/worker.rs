@@ -129,6 +129,7 @@ struct Worker {
     retention: Retention,
     next_recovery: Instant,
     next_survey: Instant,
+    next_expiry: Instant,
     /// Nothing where there is nothing to tell.
     next_alerts: Option<Instant>,
     last_alerts: Instant,
@@ -171,6 +172,7 @@ impl Worker {
             retention: Retention::default(),
             next_recovery: Instant::now(),
             next_survey: Instant::now(),
+            next_expiry: Instant::now(),
             next_alerts: None,
             last_alerts: Instant::now(),
             next_turning_away: Instant::now(),

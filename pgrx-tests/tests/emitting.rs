@@ -489,3 +489,164 @@ fn an_invalid_tenant_is_refused() {
         assert!(refusal.hint().is_some());
     }
 }
+
+fn emit_many(client: &mut impl postgres::GenericClient, arguments: &str) -> Vec<Uuid> {
+    let rows = client.query(&format!("SELECT webhook_emit_many({arguments})"), &[]);
+    let rows = rows.unwrap_or_else(|error| panic!("{arguments}: {error:?}"));
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[test]
+fn many_events_go_out_in_their_order() {
+    const EVENTS: usize = 1000;
+    let (database, receiver) = database_and_receiver();
+    let ids = emit_many(
+        &mut database.connect(),
+        &format!(
+            "'order.created', ARRAY(SELECT jsonb_build_object('n', n) FROM generate_series(1, {EVENTS}) n)"
+        ),
+    );
+    assert_eq!(ids.len(), EVENTS);
+    assert!(ids.is_sorted());
+    let requests = receiver.wait_for_requests(EVENTS);
+    for (number, (request, id)) in requests.iter().zip(&ids).enumerate() {
+        assert_eq!(request.event_id(), *id);
+        assert_eq!(request.json()["data"], json!({"n": number + 1}));
+    }
+}
+
+#[test]
+fn many_events_of_several_types_reach_each_its_endpoints() {
+    let database = database();
+    add_parked_endpoint(&database, "orders", None, &["order.*"]);
+    add_parked_endpoint(&database, "paid", None, &["order.paid", "invoice.paid"]);
+    add_parked_endpoint(&database, "acme", Some("acme"), &["*"]);
+    let arguments =
+        "ARRAY['order.created', 'invoice.paid', 'order.paid', 'other', 'order.created'],
+                     ARRAY['1', '2', '3', '4', '5']::jsonb[]";
+    let ids = emit_many(&mut database.connect(), arguments);
+    let reached: Vec<Vec<String>> = ids.iter().map(|id| endpoints_of(&database, *id)).collect();
+    let expected: [&[&str]; 5] = [
+        &["orders"],
+        &["paid"],
+        &["orders", "paid"],
+        &[],
+        &["orders"],
+    ];
+    assert_eq!(reached, expected);
+    let payloads: Vec<serde_json::Value> =
+        database.query_one_value("SELECT array_agg(payload ORDER BY id) FROM webhook.event");
+    assert_eq!(payloads, [1, 2, 3, 4, 5].map(|n| json!(n)));
+
+    let ids = emit_many(
+        &mut database.connect(),
+        "'order.paid', '{1}', tenant => 'acme'",
+    );
+    assert_eq!(endpoints_of(&database, ids[0]), ["acme", "orders", "paid"]);
+    let ids = emit_many(&mut database.connect(), "'order.paid', '{}'");
+    assert_eq!(ids, NOTHING);
+}
+
+#[test]
+fn one_event_that_is_not_valid_refuses_all_of_many() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    let cases = [
+        ("NULL::text, '{1}'", "22023"),
+        ("'a b', '{1}'", "22023"),
+        ("'a b', '{}'", "22023"),
+        ("'a', NULL", "22004"),
+        ("'a', '{1,NULL}'", "22004"),
+        ("'a', ARRAY['1', to_jsonb(repeat('x', 2000000))]", "54000"),
+        ("'a', '{1,2}', tenant => ''", "22023"),
+        ("'a', '{1,2}', endpoints => '{nobody}'", "42704"),
+        ("'a', '{1,2}', endpoints => '{}'", "22023"),
+        (
+            "'a', '{1}', deliver_at => '2030-01-02', expires_at => '2030-01-01'",
+            "22023",
+        ),
+        ("'{a,a b}'::text[], '{1,2}'", "22023"),
+        ("'{a,NULL}'::text[], '{1,2}'", "22023"),
+        ("'{a,webhook.b}'::text[], '{1,2}'", "42939"),
+        ("'{a}'::text[], '{1,2}'", "2202E"),
+        ("NULL::text[], '{1,2}'", "2202E"),
+        ("'{a}'::text[], NULL", "2202E"),
+        ("NULL::text[], NULL", "22004"),
+    ];
+    for (arguments, code) in cases {
+        let refusal = database.refusal(&format!("SELECT webhook_emit_many({arguments})"));
+        assert_eq!(refusal.code().code(), code, "{arguments}: {refusal:?}");
+        assert!(refusal.hint().is_some(), "no hint for {arguments}");
+    }
+    let written: i64 = database.query_one_value(
+        "SELECT (SELECT count(*) FROM webhook.event) + (SELECT count(*) FROM webhook.delivery)",
+    );
+    assert_eq!(written, 0);
+}
+
+#[test]
+fn the_rollback_of_half_a_batch_takes_that_half_back() {
+    let (database, receiver) = database_and_receiver();
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    let kept = emit_many(&mut transaction, "'order.created', '{1,2,3}'");
+    let mut savepoint = transaction.transaction().unwrap();
+    emit_many(&mut savepoint, "'order.created', '{4,5,6}'");
+    savepoint.rollback().unwrap();
+    transaction.commit().unwrap();
+    assert_eq!(arrivals(&database, &receiver), kept);
+}
+
+#[test]
+fn endpoints_can_be_chosen_by_name() {
+    let database = database();
+    add_parked_endpoint(&database, "a", None, &["*"]);
+    add_parked_endpoint(&database, "b", None, &["order.*"]);
+    add_parked_endpoint(&database, "c", Some("acme"), &["*"]);
+    let reached = |arguments: &str| {
+        let event: Uuid = database.query_one_value(&format!("SELECT webhook_emit({arguments})"));
+        endpoints_of(&database, event)
+    };
+    assert_eq!(reached("'order.created', endpoints => '{a}'"), ["a"]);
+    assert_eq!(
+        reached("'order.created', endpoints => '{b,a,b}'"),
+        ["a", "b"]
+    );
+    // Only those among them that want it.
+    assert_eq!(reached("'invoice.paid', endpoints => '{a,b}'"), ["a"]);
+    assert_eq!(reached("'order.created', endpoints => '{c,b}'"), ["b"]);
+    assert_eq!(
+        reached("'order.created', endpoints => '{c,b}', tenant => 'acme'"),
+        ["b", "c"]
+    );
+
+    for (names, code) in [
+        ("'{}'", "22023"),
+        ("'{a,NULL}'", "22023"),
+        ("'{a,bb}'", "42704"),
+    ] {
+        let refusal = database.refusal(&format!("SELECT webhook_emit('a', endpoints => {names})"));
+        assert_eq!(refusal.code().code(), code, "{names}");
+        assert!(refusal.hint().is_some());
+    }
+    let refusal = database.refusal("SELECT webhook_emit('a', endpoints => '{bb}')");
+    assert!(refusal.hint().unwrap().contains("\"b\""), "{refusal:?}");
+}
+
+#[test]
+fn keys_are_stored_with_the_deliveries() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    let event: Uuid = database.query_one_value(
+        "SELECT webhook_emit('order.created', ordering_key => 'customer 7', coalesce_key => 'order 1')",
+    );
+    let keys: String = database.query_one_value(&format!(
+        "SELECT ordering_key || ', ' || coalesce_key FROM webhook.delivery WHERE event_id = '{event}'"
+    ));
+    assert_eq!(keys, "customer 7, order 1");
+    for option in ["ordering_key => ''", "coalesce_key => repeat('k', 201)"] {
+        let refusal = database.refusal(&format!("SELECT webhook_emit('a', {option})"));
+        assert_eq!(refusal.code().code(), "22023", "{option}");
+        assert!(refusal.hint().is_some());
+    }
+}

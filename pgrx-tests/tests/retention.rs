@@ -529,7 +529,7 @@ fn remove_everything(client: &mut Client) {
         .unwrap();
     let mut event_after: Option<Uuid> = None;
     loop {
-        let step = "SELECT seen, event_after FROM webhook.expire(20, NULL, NULL, $1)";
+        let step = "SELECT seen, event_after FROM webhook.expire(20, NULL, NULL, $1, NULL)";
         let row = client.query_one(step, &[&event_after]).unwrap();
         event_after = row.get(1);
         if row.get::<_, i32>(0) < 20 {
@@ -690,7 +690,7 @@ fn a_step_planned_on_empty_tables_reads_little_of_full_ones() {
                         webhook.tally, webhook.endpoint",
     );
     let mut client = database.connect();
-    let expire = format!("SELECT * FROM webhook.expire({STEP}, NULL, NULL, NULL)");
+    let expire = format!("SELECT * FROM webhook.expire({STEP}, NULL, NULL, NULL, NULL)");
     let expire_tally = "SELECT webhook.expire_tally(0, 100)";
     client
         .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")

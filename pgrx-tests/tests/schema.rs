@@ -103,6 +103,8 @@ fn security_definer_functions_are_only_those_we_know() {
             "public.webhook_discard",
             "public.webhook_discard_failed",
             "public.webhook_emit",
+            "public.webhook_emit_many",
+            "public.webhook_emit_many",
             "public.webhook_pause",
             "public.webhook_redact",
             "public.webhook_replay",

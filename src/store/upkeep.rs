@@ -80,14 +80,10 @@ pub fn cancel_orphans(client: &mut SpiClient<'_>) -> Result<i64, spi::Error> {
         .map(Option::unwrap_or_default)
 }
 
-/// Fails what was parked for too long, at most that many of each endpoint; says how many.
-pub fn expire_parked(client: &mut SpiClient<'_>, page_size: i32) -> Result<i64, spi::Error> {
-    client
-        .update(
-            "SELECT webhook.expire_parked($1)",
-            None,
-            &[page_size.into()],
-        )?
+/// Fails what is not worth sending any more, at most that many, and what was parked for too long, at most that many of
+/// each endpoint; says how many.
+pub fn expire_waiting(client: &mut SpiClient<'_>, page_size: i32) -> Result<i64, spi::Error> {
+    run(client, &EXPIRE_WAITING, &[page_size.into()])?
         .first()
         .get_one::<i64>()
         .map(Option::unwrap_or_default)
@@ -183,8 +179,11 @@ pub fn add_tally(client: &mut SpiClient<'_>, tally: &Tally) -> Result<(), spi::E
 }
 
 thread_local! {
+    static EXPIRE_WAITING: Call = const {
+        Call::new("SELECT webhook.expire_overdue($1) + webhook.expire_parked($1)")
+    };
     static EXPIRE: Call = const {
-        Call::new("SELECT seen, sent_from, failed_from, event_after FROM webhook.expire($1, $2, $3, $4)")
+        Call::new("SELECT seen, sent_from, failed_from, event_after, key_from FROM webhook.expire($1, $2, $3, $4, $5)")
     };
     static EXPIRE_TALLY: Call = const { Call::new("SELECT webhook.expire_tally($1, $2)") };
 }
@@ -195,10 +194,11 @@ pub struct Place {
     sent_from: Option<TimestampWithTimeZone>,
     failed_from: Option<TimestampWithTimeZone>,
     event_after: Option<pgrx::Uuid>,
+    key_from: Option<TimestampWithTimeZone>,
 }
 
 pub struct Expired {
-    /// How many deliveries and events were looked at.
+    /// How many deliveries, events and keys were looked at.
     pub seen: usize,
     pub place: Place,
 }
@@ -216,6 +216,7 @@ pub fn expire(
             place.sent_from.into(),
             place.failed_from.into(),
             place.event_after.into(),
+            place.key_from.into(),
         ],
     )?
     .first();
@@ -225,6 +226,7 @@ pub fn expire(
             sent_from: row.get(2)?,
             failed_from: row.get(3)?,
             event_after: row.get(4)?,
+            key_from: row.get(5)?,
         },
     })
 }

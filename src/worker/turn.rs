@@ -104,6 +104,14 @@ impl Worker {
                 Err(trouble) => self.complain(&trouble),
             }
         }
+        if now >= self.next_expiry {
+            self.next_expiry = now + SURVEY_EVERY;
+            if !is_read_only()
+                && let Err(trouble) = self.expire_waiting()
+            {
+                self.complain(&trouble);
+            }
+        }
         if now >= self.next_recovery && self.hold().is_none() {
             self.next_recovery = now + SURVEY_EVERY;
             if let Err(trouble) = self.recover() {
@@ -214,17 +222,17 @@ impl Worker {
         self.longest_request = longest;
         if !is_read_only() {
             self.flush_tally()?;
-            self.expire_parked()?;
-            self.expect_alerts();
         }
         Ok(None)
     }
 
-    fn expire_parked(&mut self) -> Result<(), Trouble> {
-        let expired = store::transaction(|client| store::expire_parked(client, PARKED_PAGE))?;
+    /// What waits and is not to be sent any more: a page between two turns, as long as there is more.
+    fn expire_waiting(&mut self) -> Result<(), Trouble> {
+        let expired = store::transaction(|client| store::expire_waiting(client, PARKED_PAGE))?;
         if expired >= i64::from(PARKED_PAGE) {
-            self.next_survey = Instant::now() + ALERTS_EVERY;
+            self.next_expiry = Instant::now();
         }
+        self.expect_alerts();
         Ok(())
     }
 
@@ -294,8 +302,9 @@ impl Worker {
     fn settle_and_claim(&mut self) -> Result<Duration, Trouble> {
         let holding = self.hold().is_some();
         if holding && (is_read_only() || !self.ledger.has_endings()) {
-            let survey = self.next_survey.saturating_duration_since(Instant::now());
-            return Ok(self.settings.poll_interval.min(survey));
+            let house = self.next_survey.min(self.next_expiry);
+            let house = house.saturating_duration_since(Instant::now());
+            return Ok(self.settings.poll_interval.min(house));
         }
         // After an error the two go apart, so that trouble with one never keeps the other back.
         if self.errors_in_a_row > 0 {
@@ -417,7 +426,8 @@ impl Worker {
         let pause = if self.agenda.again {
             Duration::ZERO
         } else {
-            let house = self.next_survey.min(self.next_recovery);
+            let house = self.next_survey.min(self.next_expiry);
+            let house = house.min(self.next_recovery);
             let house = self.next_alerts.map_or(house, |alerts| house.min(alerts));
             let house = house.saturating_duration_since(now);
             let due = self
