@@ -7,21 +7,22 @@
 
 CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
 
--- Of these endpoints, what is older than this event and waits.
-CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text, endpoint_ids int[]) RETURNS void
+-- What is older than this event and waits for an endpoint that it goes to.
+CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM webhook.finish_queued(array_agg(older.event_id), array_agg(older.endpoint_id), 'CANCELLED', 'coalesced')
-    FROM unnest(endpoint_ids) AS target (id)
+    FROM webhook.delivery_queue new
     CROSS JOIN LATERAL (
         SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = target.id AND q.coalesce_key = key AND q.event_id < by_event AND q.status = 'PENDING'
+        WHERE q.endpoint_id = new.endpoint_id AND q.coalesce_key = key AND q.event_id < by_event AND q.status = 'PENDING'
           AND (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id) IS NOT DISTINCT FROM by_tenant
         ORDER BY q.endpoint_id, q.coalesce_key, q.event_id
         LIMIT 1000 FOR UPDATE SKIP LOCKED
     ) older
+    WHERE new.event_id = by_event
     HAVING count(*) > 0;
 END $$;
 

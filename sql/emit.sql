@@ -62,15 +62,22 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoints of these names; null for null, which stands for all.
+-- The endpoints of these names; null for null, which stands for all. No names are suggested: who may emit may not see them.
 CREATE FUNCTION webhook.require_endpoints(endpoint_names text[]) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    unknown text;
 BEGIN
     IF cardinality(endpoint_names) = 0 OR array_position(endpoint_names, NULL) IS NOT NULL THEN
         RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Leave it null for all endpoints that want the event.';
     END IF;
-    RETURN (SELECT array_agg(webhook.require_endpoint(n)) FROM unnest(endpoint_names) AS n);
+    SELECT n INTO unknown FROM unnest(endpoint_names) AS n WHERE NOT EXISTS (SELECT FROM webhook.endpoint e WHERE e.name = n) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'endpoint "%" does not exist', unknown USING ERRCODE = 'undefined_object',
+            HINT = 'Those who may read find the names in webhook.endpoint_status.';
+    END IF;
+    RETURN (SELECT array_agg(e.id) FROM webhook.endpoint e WHERE e.name = ANY (endpoint_names));
 END $$;
 
 CREATE FUNCTION webhook.refuse_size(size int) RETURNS void
@@ -167,6 +174,9 @@ BEGIN
     WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints);
     IF FOUND THEN
         PERFORM webhook.wake();
+        IF webhook_emit.coalesce_key IS NOT NULL THEN
+            PERFORM webhook.supersede(new_event_id, webhook_emit.tenant, webhook_emit.coalesce_key);
+        END IF;
     END IF;
     RETURN new_event_id;
 END $$;

@@ -15,7 +15,7 @@ DECLARE
     called_by_views CONSTANT text[] := '{masked_url, latency_class_end}';
     called_by_procedures CONSTANT text[] := '{queue_test, end_test, begin_replay, replay_batch}';
     routines text[] := CASE level
-        WHEN 'emit' THEN '{webhook_emit, webhook_verify}'
+        WHEN 'emit' THEN '{webhook_emit, webhook_emit_many, webhook_verify}'
         WHEN 'read' THEN '{webhook_status, webhook_why, webhook_verify}'::text[] || called_by_views
         WHEN 'operate' THEN
             '{webhook_pause, webhook_resume, webhook_reset_breaker, webhook_test, webhook_replay, webhook_resend,

@@ -170,7 +170,7 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
                 false,
             ),
             _ => (
-                "SET webhook.retention_failed = 0; SELECT webhook.expire(10, NULL, NULL, NULL)"
+                "SET webhook.retention_failed = 0; SELECT webhook.expire(10, NULL, NULL, NULL, NULL)"
                     .to_owned(),
                 false,
             ),

@@ -80,6 +80,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
     let of_event = format!("WHERE event_id = '{event}'");
     let cases = [
         (EMIT, "SELECT webhook_emit('order.created')".to_owned()),
+        (EMIT, "SELECT webhook_emit_many('order.created', '{}')".into()),
         (
             ALL,
             "SELECT webhook_verify('', '{}', 'whsec_' || encode(decode(repeat('00', 24), 'hex'), 'base64'))".into(),
@@ -203,6 +204,7 @@ fn every_function_that_people_call_has_its_levels() {
         ("webhook_discard", OPERATE),
         ("webhook_discard_failed", OPERATE),
         ("webhook_emit", EMIT),
+        ("webhook_emit_many", EMIT),
         ("webhook_grant", NOBODY),
         ("webhook_pause", OPERATE),
         ("webhook_preview", ADMIN),
