@@ -51,9 +51,19 @@ demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 
 test: lint unit pgtest e2e ## everything below: lint, unit, pgtest, e2e
 
-lint: setup ## formatting, and clippy with warnings as errors
+# The files of the install script, in their order.
+SCRIPT := $(or $(shell sed -n 's|.*"\.\./\(sql/.*\.sql\)".*|\1|p' src/schema.rs),$(error src/schema.rs names no files))
+# A procedure that commits cannot have a search_path of its own; pgspot reads its body instead.
+COMMITTING := \
+	--proc-without-search-path 'extschema.webhook_test(name text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
+	--proc-without-search-path 'extschema.webhook_replay_all(endpoint text,event_type text,since timestamptz,until timestamptz,batch_size integer)'
+
+lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the install script
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
+	@echo "pgspot on the install script"
+	@$(VENV)/bin/python3 sql/spot.py --append $(COMMITTING) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
+		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
 
 unit: ## tests of the delivery crate, without PostgreSQL
 	cargo test --package webhook-delivery
@@ -75,10 +85,11 @@ bench: install ## commit to receipt on an idle server, and what retention costs 
 	cargo run --release --quiet --package webhook-e2e --bin latency
 	cargo run --release --quiet --package webhook-e2e --bin retention
 
-venv: setup ## the third-party verifier of signatures
+venv: setup ## what the checks take from PyPI
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)
-	@$(VENV)/bin/python3 -c 'import standardwebhooks' 2>/dev/null || \
-		$(VENV)/bin/pip install --quiet --disable-pip-version-check standardwebhooks==1.1.0
+	@cmp -s pgrx-tests/requirements.txt $(VENV)/requirements.txt || { \
+		$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement pgrx-tests/requirements.txt && \
+		cp pgrx-tests/requirements.txt $(VENV)/; }
 
 package: setup ## the files to install, under target/
 	cargo pgrx package --pg-config $(PG_CONFIG) $(FEATURES)

@@ -97,7 +97,8 @@ END $$;
 -- was disabled because a delivery had exhausted its attempts; a failure counts for nothing.
 --
 -- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes, and READ COMMITTED,
--- so that the worker's commits neither stay unseen nor conflict with it.
+-- so that the worker's commits neither stay unseen nor conflict with it. It has no search_path of its own, since it
+-- commits; so nothing here depends on one.
 -- @api public
 CREATE PROCEDURE @extschema@.webhook_test(
     name text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,

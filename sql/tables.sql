@@ -3,6 +3,10 @@
 -- There are no foreign keys: they double the WAL of an emit and break a parallel restore. What they would
 -- guard is kept by the functions of endpoint.sql and policy.sql.
 
+-- For the whole install script: whoever may create in the schema that the extension goes to could otherwise have an operator
+-- or function there that fits better than that of pg_catalog, and constraints, views and SQL bodies would be bound to it.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 DO $$
 BEGIN
     IF pg_catalog.getdatabaseencoding() <> 'UTF8' THEN

@@ -75,6 +75,24 @@ fn no_index_of_the_queue_knows_the_status() {
 }
 
 #[test]
+fn what_waits_in_its_schema_to_be_taken_for_a_function_or_operator_of_the_system_is_not() {
+    let database = Cluster::shared().plain_database("trojans");
+    // Each fits what the script calls better than the polymorphic one of the system.
+    database.execute(
+        "CREATE FUNCTION public.cardinality(interval[]) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+         CREATE FUNCTION public.contained(text[], text[]) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true';
+         CREATE OPERATOR public.<@ (FUNCTION = public.contained, LEFTARG = text[], RIGHTARG = text[])",
+    );
+    database.create_extension();
+    let bound: Vec<String> = database.query_one_value(
+        "SELECT coalesce(array_agg(pg_describe_object(classid, objid, objsubid)), '{}') FROM pg_depend
+         WHERE (refclassid, refobjid) IN (('pg_proc'::regclass, 'public.cardinality(interval[])'::regprocedure),
+                                          ('pg_operator'::regclass, 'public.<@(text[], text[])'::regoperator))",
+    );
+    assert_eq!(bound, Vec::<String>::new());
+}
+
+#[test]
 fn every_function_has_a_fixed_search_path_or_a_parsed_body() {
     // A procedure that commits cannot have one; it names everything in full. An aggregate has no body.
     assert_each(

@@ -1,0 +1,34 @@
+"""pgspot, helped over what its version 0.9.4 cannot read; it would stop there.
+
+A body in SQL rather than in a string (RETURN .., BEGIN ATOMIC) is bound to its objects when the script runs: it is judged
+like any other statement of the script. A search_path of its own would matter only to what a SECURITY DEFINER calls.
+
+A body in PL/pgSQL is read where names in it could be led astray. Where the search_path is safe they cannot, and pgspot's
+parser knows no fields of composite variables, nor RETURN NEXT of an expression.
+"""
+
+from pgspot import cli, visitors
+from pgspot.formatters import format_function
+
+judge_text = visitors.SQLVisitor.visit_CreateFunctionStmt
+read_plpgsql = visitors.visit_plpgsql
+
+
+def judge_function(visitor, ancestors, node):
+    if node.sql_body is None:
+        return judge_text(visitor, ancestors, node)
+    if node.replace:
+        visitor.state.warn("PS002", format_function(node))
+    if any(option.defname == "security" and option.arg.boolval for option in node.options):
+        visitor.state.error("PS003", format_function(node))
+    return None  # the visitor goes on into the body by itself
+
+
+def judge_plpgsql(state, node):
+    if not state.searchpath_secure:
+        read_plpgsql(state, node)
+
+
+visitors.SQLVisitor.visit_CreateFunctionStmt = judge_function
+visitors.visit_plpgsql = judge_plpgsql
+cli.run()
