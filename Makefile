@@ -10,7 +10,7 @@ FEATURES := --no-default-features --features pg$(PG)
 PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG) libclang-dev clang pkg-config pgbouncer python3-venv sudo
 
 export PG_CONFIG
-export WEBHOOK_TEST_PYTHON ?= $(VENV)/bin/python3
+export WEBHOOK_TEST_VENV ?= $(VENV)
 
 .PHONY: help setup build install run demo test lint unit pgtest e2e bench package clean venv
 
@@ -85,11 +85,15 @@ bench: install ## commit to receipt on an idle server, and what retention costs 
 	cargo run --release --quiet --package webhook-e2e --bin latency
 	cargo run --release --quiet --package webhook-e2e --bin retention
 
-venv: setup ## what the checks take from PyPI
+venv: setup ## what the checks take from PyPI and npm
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)
 	@cmp -s pgrx-tests/requirements.txt $(VENV)/requirements.txt || { \
 		$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement pgrx-tests/requirements.txt && \
 		cp pgrx-tests/requirements.txt $(VENV)/; }
+	@cmp -s pgrx-tests/verifiers/package-lock.json $(VENV)/node_modules/installed.json || { \
+		cp pgrx-tests/verifiers/package*.json $(VENV)/ && \
+		$(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(VENV) && \
+		cp pgrx-tests/verifiers/package-lock.json $(VENV)/node_modules/installed.json; }
 
 package: setup ## the files to install, under target/
 	cargo pgrx package --pg-config $(PG_CONFIG) $(FEATURES)

@@ -104,7 +104,7 @@ fn committed_event_arrives_once() {
 }
 
 #[test]
-fn the_signature_verifies_with_a_third_party_library() {
+fn the_signature_verifies_with_third_party_libraries() {
     let (database, receiver) = (database(), Receiver::start());
     let secret = database.add_endpoint("all", &receiver.url("/"));
     let event = database.emit("order.created", json!({"name": "Zoë", "total": 9.5}));

@@ -167,7 +167,7 @@ fn a_dropped_receiver_closes_its_port_and_connections() {
 }
 
 #[test]
-fn the_verifier_accepts_only_the_right_secret() {
+fn the_verifiers_accept_only_the_right_secret() {
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     let timestamp = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() as i64;
     let body = "{\"name\":\"Zoë\"}";

@@ -1,4 +1,4 @@
-"""Exits 0 if standardwebhooks accepts the request: a line of JSON (secret, headers), then the raw body."""
+"""Reads a line of JSON (secret, headers) and a raw body; says what standardwebhooks thinks of them."""
 
 import json
 import sys
@@ -9,5 +9,6 @@ request = json.loads(sys.stdin.buffer.readline())
 body = sys.stdin.buffer.read()
 try:
     Webhook(request["secret"]).verify(body, request["headers"])
+    print("accepted")
 except WebhookVerificationError as error:
-    sys.exit(f"refused: {error}")
+    print(f"refused: {error}")
