@@ -19,6 +19,7 @@ pub struct RawReceiver {
 
 #[derive(Default)]
 struct Shared {
+    connections: AtomicUsize,
     requests: AtomicUsize,
     stopped: AtomicBool,
 }
@@ -26,7 +27,7 @@ struct Shared {
 impl RawReceiver {
     /// Writes these bytes to everybody who has sent a request, and closes the connection.
     pub fn answering(bytes: &'static [u8]) -> RawReceiver {
-        RawReceiver::start(move |stream| {
+        RawReceiver::doing(move |stream| {
             let _ = stream.write_all(bytes);
             let _ = stream.shutdown(Shutdown::Both);
         })
@@ -34,7 +35,7 @@ impl RawReceiver {
 
     /// Answers every request with a TCP reset.
     pub fn resetting() -> RawReceiver {
-        RawReceiver::start(|stream| {
+        RawReceiver::doing(|stream| {
             let at_once = libc::linger {
                 l_onoff: 1,
                 l_linger: 0,
@@ -53,14 +54,15 @@ impl RawReceiver {
         })
     }
 
-    fn start(answer: impl Fn(&mut TcpStream) + Send + 'static) -> RawReceiver {
+    /// Does this with every connection that a request came on, each on a thread of its own.
+    pub fn doing(answer: impl Fn(&mut TcpStream) + Send + Sync + 'static) -> RawReceiver {
         let port = port::free();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .unwrap_or_else(|error| panic!("could not listen on port {port}: {error}"));
         let shared = Arc::<Shared>::default();
         let thread = {
             let shared = shared.clone();
-            thread::spawn(move || serve(listener, answer, &shared))
+            thread::spawn(move || serve(listener, Arc::new(answer), shared))
         };
         RawReceiver {
             port,
@@ -70,7 +72,17 @@ impl RawReceiver {
     }
 
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}/", self.port)
+        format!("http://{}/", self.authority())
+    }
+
+    /// Address and port, as in a URL.
+    pub fn authority(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Of them all, also those that no request came on.
+    pub fn connection_count(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
     }
 
     pub fn request_count(&self) -> usize {
@@ -89,16 +101,24 @@ impl Drop for RawReceiver {
     }
 }
 
-fn serve(listener: TcpListener, answer: impl Fn(&mut TcpStream), shared: &Shared) {
+fn serve(
+    listener: TcpListener,
+    answer: Arc<impl Fn(&mut TcpStream) + Send + Sync + 'static>,
+    shared: Arc<Shared>,
+) {
     for stream in listener.incoming() {
         if shared.stopped.load(Ordering::SeqCst) {
             return;
         }
         let mut stream = BufReader::new(stream.expect("a connection can be accepted"));
-        if read_request(&mut stream).is_some() {
-            shared.requests.fetch_add(1, Ordering::SeqCst);
-            answer(stream.get_mut());
-        }
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        let (answer, shared) = (answer.clone(), shared.clone());
+        thread::spawn(move || {
+            if read_request(&mut stream).is_some() {
+                shared.requests.fetch_add(1, Ordering::SeqCst);
+                answer(stream.get_mut());
+            }
+        });
     }
 }
 

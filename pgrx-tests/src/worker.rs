@@ -69,6 +69,17 @@ pub fn threads(pid: c_int) -> usize {
         .count()
 }
 
+/// Bytes of memory that it shares with nobody.
+#[track_caller]
+pub fn private_memory(pid: c_int) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = status.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
+    let size = (status.lines()).find_map(|line| line.strip_prefix("RssAnon:"));
+    let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB"));
+    let kilobytes = kilobytes.expect("the kernel counts it in kB");
+    1024 * kilobytes.parse::<u64>().expect("it is a number")
+}
+
 /// How often its main thread has gone to sleep so far.
 #[track_caller]
 pub fn sleeps(pid: c_int) -> u64 {
