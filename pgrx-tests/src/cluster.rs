@@ -48,12 +48,14 @@ static SHARED: OnceLock<Cluster> = OnceLock::new();
 pub struct Cluster {
     directory: ServerDirectory,
     port: u16,
+    environment: Vec<(String, String)>,
     server: Option<Process>,
 }
 
 pub struct Builder {
     purpose: String,
     settings: String,
+    environment: Vec<(String, String)>,
     preload: bool,
 }
 
@@ -61,6 +63,12 @@ impl Builder {
     /// A line of postgresql.conf.
     pub fn setting(mut self, line: &str) -> Builder {
         self.settings += &format!("{line}\n");
+        self
+    }
+
+    /// A variable in the environment of the server's processes.
+    pub fn variable(mut self, name: &str, value: &str) -> Builder {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -79,6 +87,7 @@ impl Builder {
         let mut cluster = Cluster {
             directory: ServerDirectory::create(&self.purpose),
             port: port::free(),
+            environment: self.environment,
             server: None,
         };
         cluster.initialise();
@@ -103,6 +112,7 @@ impl Cluster {
         Builder {
             purpose: "e2e".to_owned(),
             settings: String::new(),
+            environment: Vec::new(),
             preload: true,
         }
     }
@@ -209,6 +219,7 @@ impl Cluster {
         assert!(self.server.is_none(), "the server is already running");
         let mut command = self.server_program("postgres");
         command.arg("-D").arg(self.data_directory());
+        command.envs(self.environment.iter().cloned());
         command
             .stdin(Stdio::null())
             .stderr(self.server_log().open());
