@@ -262,6 +262,9 @@ BEGIN
         END IF;
     ELSIF d.status = 'PENDING' THEN
         RETURN NEXT CASE
+            WHEN d.waits_for IS NOT NULL THEN
+                format('  %s waits for event %s, whose turn it is by the ordering key "%s". SELECT webhook_why(%L) says more.',
+                       next_attempt, d.waits_for, d.ordering_key, d.waits_for)
             WHEN d.next_attempt_at = 'infinity' THEN
                 format('  %s is parked by hand: next_attempt_at is infinity. %s', next_attempt, make_due)
             WHEN endpoint.waits THEN
@@ -278,6 +281,10 @@ BEGIN
     ELSIF d.status = 'FAILED' THEN
         RETURN NEXT format('  It stays in webhook.dead_letter. SELECT webhook_replay(%L, %L) sends it again, from the first attempt.',
                            d.event_id, e.name);
+        IF EXISTS (SELECT FROM webhook.lane l WHERE l.endpoint_id = d.endpoint_id AND l.ordering_key = d.ordering_key AND l.event_id = d.event_id) THEN
+            RETURN NEXT format('  What has the same ordering key, "%s", waits until it is sent or discarded (on_blocked = wait). '
+                               'SELECT webhook_discard(%L, %L) lets it go on.', d.ordering_key, d.event_id, e.name);
+        END IF;
     ELSIF d.status IN ('SENT', 'CANCELLED') THEN
         RETURN NEXT format('  SELECT webhook_resend(%L, %L) sends it %s.', d.event_id, e.name,
                            CASE d.status WHEN 'SENT' THEN 'once more' ELSE 'all the same' END);

@@ -218,6 +218,35 @@ fn the_statement_that_it_names_makes_a_delivery_due() {
 }
 
 #[test]
+fn a_delivery_whose_turn_it_is_not_says_whose_it_is() {
+    let mut story = Story::begin();
+    let first = story.delivery("ordering_key = 'order-1'");
+    let second = story.delivery(&format!(
+        "ordering_key = 'order-1', next_attempt_at = 'infinity', waits_for = '{first}'"
+    ));
+    let waits = format!(
+        "Attempt 1 of 6 waits for event {first}, whose turn it is by the ordering key \"order-1\". SELECT webhook_why('{first}') says more."
+    );
+    assert_told(&story.told(second), &waits);
+}
+
+#[test]
+fn a_dead_letter_says_that_others_wait_for_it() {
+    let mut story = Story::begin();
+    story.policy("on_blocked = 'wait'");
+    let failed = story.delivery("ordering_key = 'order-1'");
+    story.run(&format!(
+        "INSERT INTO webhook.lane VALUES (1, 'order-1', '{failed}');
+         SELECT webhook.finish_queued(ARRAY['{failed}'::uuid], '{{1}}', 'FAILED', 'HTTP 400')"
+    ));
+    let waits = format!(
+        "What has the same ordering key, \"order-1\", waits until it is sent or discarded (on_blocked = wait). \
+         SELECT webhook_discard('{failed}', 'shop') lets it go on."
+    );
+    assert_told(&story.told(failed), &waits);
+}
+
+#[test]
 fn a_delivery_that_is_parked_by_hand_says_so() {
     let mut story = Story::begin();
     let event = story.delivery("next_attempt_at = 'infinity'");
