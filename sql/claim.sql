@@ -72,7 +72,7 @@ CREATE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
 CREATE FUNCTION webhook.claim(
     instance int, endpoint_ids int[], capacities int[], in_flight int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
-                   payload text, occurred_at text)
+                   payload text, occurred_at text, tenant text)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
@@ -143,18 +143,28 @@ BEGIN
         WHERE q.ctid = ANY (picked || exceptions)
         RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
     )
-    SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at
+    SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at, event.tenant
     FROM claimed c
     LEFT JOIN LATERAL (
-        SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at
+        SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
         FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
     ) event ON true;
 END $$;
 
--- How to reach these endpoints. One that was made without a secret gets it here.
+-- Where events come from, as CloudEvents say it: /webhook/<database>, or /webhook/<webhook.site>/<database>. What not every URI may
+-- have is percent-encoded.
+CREATE FUNCTION webhook.event_source() RETURNS text
+    LANGUAGE sql STABLE
+    RETURN (SELECT '/webhook' || string_agg(CASE WHEN chr(b.byte) ~ '[A-Za-z0-9._~/-]' THEN chr(b.byte)
+                                                 ELSE '%' || lpad(upper(to_hex(b.byte)), 2, '0') END, '' ORDER BY place)
+            FROM convert_to(coalesce('/' || nullif(current_setting('webhook.site', true), ''), '') || '/' || current_database(), 'UTF8') AS path,
+                 generate_series(0, octet_length(path) - 1) AS place,
+                 LATERAL (SELECT get_byte(path, place) AS byte) b);
+
+-- How to reach these endpoints, and in which format. One that was made without a secret gets it here.
 CREATE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, header_names text[], header_values text[], secrets text[], connect_timeout_ms int, timeout_ms int,
-                   max_in_flight int)
+                   max_in_flight int, format text, template text, source text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
@@ -172,7 +182,8 @@ BEGIN
                  WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
                  ORDER BY s.created_at DESC),
            (extract(epoch FROM p.connect_timeout) * 1000)::int, (extract(epoch FROM p.timeout) * 1000)::int,
-           e.max_in_flight
+           e.max_in_flight,
+           e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END
     FROM webhook.endpoint e, webhook.policy_of(e.policy) p
     WHERE e.id = ANY (endpoint_ids);
 END $$;

@@ -80,9 +80,18 @@ BEGIN
     ELSIF (NEW.disabled_at IS NULL) <> (NEW.disabled_reason IS NULL) THEN
         problem := 'disabled_at and disabled_reason go together';
         remedy := 'Set both, or neither.';
-    ELSIF NEW.format <> 'standard' OR num_nonnulls(NEW.template, NEW.filter, NEW.rate_limit) > 0 THEN
-        problem := 'formats other than standard, templates, filters and rate limits are not supported yet';
-        remedy := 'Leave format at standard, and template, filter and rate_limit null.';
+    ELSIF num_nonnulls(NEW.filter, NEW.rate_limit) > 0 THEN
+        problem := 'filters and rate limits are not supported yet';
+        remedy := 'Leave filter and rate_limit null.';
+    ELSIF NEW.format NOT IN ('standard', 'raw', 'cloudevents', 'template') THEN
+        problem := format('"%s" is not a format', left(NEW.format, 100));
+        remedy := 'The formats are standard, raw, cloudevents and template.';
+    ELSIF NEW.format = 'template' AND coalesce(NEW.template, 'null') = 'null' THEN
+        problem := 'the format template needs a template';
+        remedy := 'For example template => ''{"text": "{{data.message}}"}''.';
+    ELSIF NEW.format <> 'template' AND NEW.template IS NOT NULL THEN
+        problem := format('the format %s has no template', NEW.format);
+        remedy := 'Use the format template, or leave the template null.';
     ELSIF NEW.name !~ '^[^[:cntrl:]]{1,200}$' OR NEW.name = '*' THEN
         problem := 'the name must have 1 to 200 characters, no control characters, and not be *';
         remedy := 'Choose a short name such as ''billing''.';
@@ -140,6 +149,11 @@ BEGIN
             problem := format('header "%s" is reserved or not valid', bad);
             remedy := 'Names are tokens, values are printable ASCII strings; the headers of HTTP itself and of the signature are set for you.';
         END IF;
+    END IF;
+
+    -- Not what is there already: a bad template must not keep the worker, or a person, from stopping its endpoint.
+    IF problem IS NULL AND NEW.template IS DISTINCT FROM OLD.template THEN
+        SELECT t.problem, t.remedy INTO problem, remedy FROM webhook.template_problem(NEW.template::text) t;
     END IF;
 
     IF problem IS NOT NULL THEN
@@ -200,8 +214,9 @@ END $$;
 -- @api public
 CREATE FUNCTION @extschema@.webhook_add_endpoint(
     name text, url text, event_types text[] DEFAULT '{*}', policy text DEFAULT 'standard', tenant text DEFAULT NULL,
-    OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}', max_in_flight int DEFAULT NULL,
-    metadata jsonb DEFAULT '{}')
+    OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}',
+    format text DEFAULT 'standard', template jsonb DEFAULT NULL,
+    max_in_flight int DEFAULT NULL, metadata jsonb DEFAULT '{}')
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
@@ -209,9 +224,10 @@ BEGIN
     webhook_add_endpoint.secret := coalesce(webhook_add_endpoint.secret, webhook.new_secret());
     PERFORM webhook.require_secret(webhook_add_endpoint.secret);
 
-    INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, max_in_flight, metadata)
+    INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, format, template, max_in_flight, metadata)
     VALUES (webhook_add_endpoint.name, webhook_add_endpoint.url, webhook_add_endpoint.event_types,
             webhook_add_endpoint.policy, webhook_add_endpoint.tenant, webhook_add_endpoint.headers,
+            webhook_add_endpoint.format, webhook_add_endpoint.template,
             webhook_add_endpoint.max_in_flight, webhook_add_endpoint.metadata)
     ON CONFLICT (name) DO NOTHING
     RETURNING endpoint.id INTO webhook_add_endpoint.id;

@@ -15,6 +15,12 @@ CREATE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
 
+-- What is wrong with the template of an endpoint, and the remedy, by the code that renders it; null if nothing is.
+CREATE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
+    RETURNS SETOF record
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'template_problem_wrapper';
+
 -- For a HINT: the names that are close to one that does not exist; null where none is.
 CREATE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
@@ -22,11 +28,11 @@ CREATE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
 
 -- The request that an attempt would send now, by the code that sends it.
 CREATE FUNCTION webhook.render_request(
-    event_id uuid, event_type text, occurred_at text, payload text, earlier_attempts int,
-    url text, header_names text[], header_values text[], secrets text[],
+    event_id uuid, event_type text, tenant text, occurred_at text, payload text, earlier_attempts int,
+    url text, header_names text[], header_values text[], format text, template text, source text, secrets text[],
     OUT sent_url text, OUT sent_header_names text[], OUT sent_header_values text[], OUT body text)
     RETURNS SETOF record
-    LANGUAGE c VOLATILE STRICT PARALLEL SAFE
+    LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
 -- Whether one of the signatures is that of the message; takes as long whatever they are.

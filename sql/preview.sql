@@ -24,9 +24,9 @@ BEGIN
     -- What is finished would be sent again from its first attempt.
     LEFT JOIN webhook.delivery_queue q ON q.event_id = v.id AND q.endpoint_id = route.endpoint_id
     CROSS JOIN LATERAL webhook.render_request(
-        v.id, v.event_type, webhook.wire_time(v.created_at), v.payload::text,
+        v.id, v.event_type, v.tenant, webhook.wire_time(v.created_at), v.payload::text,
         CASE q.status WHEN 'PENDING' THEN q.attempts WHEN 'SENDING' THEN q.attempts - 1 ELSE 0 END,
-        route.url, route.header_names, route.header_values, route.secrets) request
+        route.url, route.header_names, route.header_values, route.format, route.template, route.source, route.secrets) request
     CROSS JOIN LATERAL (
         SELECT jsonb_object_agg(f.name, f.value) AS fields
         FROM (SELECT h.name, string_agg(h.value, ', ' ORDER BY h.place) AS value

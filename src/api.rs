@@ -10,7 +10,8 @@ use pgrx::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::{ContextV7, Timestamp};
-use webhook_delivery::{Attempt, Key, Route};
+use webhook_delivery::template::Template;
+use webhook_delivery::{Attempt, Format, Key, Route};
 
 #[pg_extern(sql = false)]
 fn new_id() -> pgrx::Uuid {
@@ -39,6 +40,14 @@ fn url_problem(url: &str) -> Option<String> {
 }
 
 #[pg_extern(sql = false)]
+fn template_problem(
+    template: &str,
+) -> TableIterator<'static, (name!(problem, String), name!(remedy, String))> {
+    let problem = Template::parse(template).err();
+    TableIterator::new((problem.into_iter()).map(|p| (p.what, p.remedy.to_owned())))
+}
+
+#[pg_extern(sql = false)]
 fn did_you_mean(wanted: &str, names: Vec<String>) -> Option<String> {
     names::did_you_mean(wanted, &names)
 }
@@ -49,12 +58,16 @@ fn did_you_mean(wanted: &str, names: Vec<String>) -> Option<String> {
 fn render_request(
     event_id: pgrx::Uuid,
     event_type: String,
+    tenant: Option<String>,
     occurred_at: String,
     payload: String,
     earlier_attempts: i32,
     url: String,
     header_names: Vec<String>,
     header_values: Vec<String>,
+    format: String,
+    template: Option<String>,
+    source: Option<String>,
     secrets: Vec<String>,
 ) -> TableIterator<
     'static,
@@ -73,12 +86,14 @@ fn render_request(
         },
         earlier_attempts,
         event_type,
+        tenant,
         occurred_at,
         payload,
         route: Arc::new(Route {
             endpoint_id: 0,
             url,
             headers: header_names.into_iter().zip(header_values).collect(),
+            format: Format::named(&format, template, source),
             secrets,
             connect_timeout: Duration::ZERO,
             timeout: Duration::ZERO,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Key, Network, Pool, Roots, Route, Setup};
+use webhook_delivery::{Attempt, Format, Key, Network, Pool, Roots, Route, Setup};
 
 fn main() -> io::Result<()> {
     let argument = |n, default| {
@@ -22,6 +22,7 @@ fn main() -> io::Result<()> {
         endpoint_id: 1,
         url: format!("http://{}/hook", listener.local_addr()?),
         headers: Vec::new(),
+        format: Format::Standard,
         secrets: vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()],
         connect_timeout: Duration::from_secs(5),
         timeout: Duration::from_secs(10),
@@ -65,6 +66,7 @@ fn attempt(n: usize, route: &Arc<Route>) -> Attempt {
         },
         earlier_attempts: 0,
         event_type: "order.created".into(),
+        tenant: None,
         occurred_at: "2024-05-06T07:08:09Z".into(),
         payload: format!(r#"{{"order": {n}}}"#),
         route: route.clone(),

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
+use crate::body::Format;
 use crate::failure::Failure;
 
 /// Names one attempt and is echoed in its [`Outcome`]. `claim_seq` fences out late results.
@@ -15,11 +16,12 @@ pub struct Key {
     pub claim_seq: i64,
 }
 
-/// How to reach one endpoint. Not `Debug`: URL, headers and secrets are credentials.
+/// How to reach one endpoint. Not `Debug`: URL, headers, template and secrets are credentials.
 pub struct Route {
     pub endpoint_id: i32,
     pub url: String,
     pub headers: Vec<(String, String)>,
+    pub format: Format,
     /// `whsec_<base64>`, newest first.
     pub secrets: Vec<String>,
     /// Resolving, connecting and the TLS handshake together.
@@ -35,6 +37,7 @@ pub struct Attempt {
     pub key: Key,
     pub earlier_attempts: i32,
     pub event_type: String,
+    pub tenant: Option<String>,
     /// RFC 3339.
     pub occurred_at: String,
     /// JSON.

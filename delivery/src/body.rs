@@ -1,70 +1,138 @@
 //! What is sent: the event in the endpoint's format.
 
 use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::attempt::Attempt;
 use crate::failure::Failure;
+use crate::template::{MAX_BODY, Template};
 
+/// Not `Debug`: a template may contain credentials.
+pub enum Format {
+    Standard,
+    /// The payload alone.
+    Raw,
+    /// CloudEvents 1.0 in structured mode.
+    CloudEvents {
+        /// A URI reference.
+        source: String,
+    },
+    /// A [`Template`] that is still to be parsed, by the thread that sends.
+    Template(String),
+    Unknown,
+}
+
+impl Format {
+    /// As the endpoint's row has it, whoever wrote that.
+    pub fn named(name: &str, template: Option<String>, source: Option<String>) -> Format {
+        match (name, template, source) {
+            ("standard", ..) => Format::Standard,
+            ("raw", ..) => Format::Raw,
+            ("cloudevents", _, Some(source)) => Format::CloudEvents { source },
+            ("template", Some(template), _) => Format::Template(template),
+            _ => Format::Unknown,
+        }
+    }
+
+    pub(crate) fn content_type(&self) -> &'static str {
+        match self {
+            Format::CloudEvents { .. } => "application/cloudevents+json; charset=UTF-8",
+            _ => "application/json",
+        }
+    }
+}
+
+/// In all of them `data` is the payload verbatim: parsing would round numbers that JSON and jsonb can hold and f64 cannot.
 #[derive(Serialize)]
 struct Standard<'a> {
     id: Uuid,
     #[serde(rename = "type")]
     event_type: &'a str,
     timestamp: &'a str,
-    /// Verbatim: parsing would round numbers that JSON and jsonb can hold and f64 cannot.
     data: &'a RawValue,
 }
 
-/// The same bytes for every attempt of an event, so that receivers can compare them.
-pub(crate) fn standard(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
+#[derive(Serialize)]
+struct CloudEvent<'a> {
+    specversion: &'static str,
+    id: Uuid,
+    source: &'a str,
+    #[serde(rename = "type")]
+    event_type: &'a str,
+    time: &'a str,
+    datacontenttype: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<&'a str>,
+    data: &'a RawValue,
+}
+
+/// What the paths of a template lead into.
+#[derive(Serialize)]
+struct Named<'a> {
+    id: Uuid,
+    #[serde(rename = "type")]
+    event_type: &'a str,
+    timestamp: &'a str,
+    tenant: Option<&'a str>,
+    data: &'a RawValue,
+}
+
+/// The same bytes for every attempt of an event while the endpoint stays as it is, so that receivers can compare them.
+pub(crate) fn render(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
     let not_json = |_| Failure::invalid_request("the payload is not valid JSON");
-    serde_json::to_vec(&Standard {
-        id: attempt.key.event_id,
-        event_type: &attempt.event_type,
-        timestamp: &attempt.occurred_at,
-        data: serde_json::from_str(&attempt.payload).map_err(not_json)?,
-    })
-    .map_err(not_json)
+    let id = attempt.key.event_id;
+    let event_type = &*attempt.event_type;
+    let timestamp = &*attempt.occurred_at;
+    let tenant = attempt.tenant.as_deref();
+    let data: &RawValue = serde_json::from_str(&attempt.payload).map_err(not_json)?;
+
+    match &attempt.route.format {
+        Format::Standard => serde_json::to_vec(&Standard {
+            id,
+            event_type,
+            timestamp,
+            data,
+        })
+        .map_err(not_json),
+        Format::Raw => Ok(data.get().into()),
+        Format::CloudEvents { source } => serde_json::to_vec(&CloudEvent {
+            specversion: "1.0",
+            id,
+            source,
+            event_type,
+            time: timestamp,
+            datacontenttype: "application/json",
+            tenant,
+            data,
+        })
+        .map_err(not_json),
+        Format::Template(template) => {
+            let event = to_raw_value(&Named {
+                id,
+                event_type,
+                timestamp,
+                tenant,
+                data,
+            });
+            // What is wrong with it might show what it contains, and is told at registration.
+            let template = Template::parse(template).map_err(|_| {
+                Failure::invalid_request("the template of the endpoint is not valid")
+            })?;
+            let body = template.render(&event.map_err(not_json)?);
+            let body = body.ok_or_else(|| {
+                Failure::invalid_request(format!(
+                    "the rendered template is larger than {} MB",
+                    MAX_BODY >> 20
+                ))
+            })?;
+            Ok(body.into_bytes())
+        }
+        Format::Unknown => Err(Failure::invalid_request(
+            "the format of the endpoint is not known, or its template is missing",
+        )),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::failure::FailureKind;
-    use crate::loopback::attempt_to;
-
-    #[test]
-    fn standard_body_carries_the_payload_verbatim() {
-        let mut attempt = attempt_to("http://127.0.0.1");
-        attempt.event_type = "order.\"created\"".into();
-        attempt.payload = r#"{"amount": 12345678901234567890.10, "b":1,  "b":2}"#.into();
-        let id = attempt.key.event_id;
-        assert_eq!(
-            String::from_utf8(standard(&attempt).unwrap()).unwrap(),
-            format!(
-                r#"{{"id":"{id}","type":"order.\"created\"","timestamp":"2024-05-06T07:08:09Z","data":{{"amount": 12345678901234567890.10, "b":1,  "b":2}}}}"#
-            )
-        );
-    }
-
-    #[test]
-    fn every_attempt_of_an_event_has_the_same_bytes() {
-        let first = attempt_to("http://127.0.0.1/a");
-        let mut later = attempt_to("http://127.0.0.1/b");
-        later.key.event_id = first.key.event_id;
-        later.key.claim_seq += 1;
-        later.earlier_attempts = 3;
-        assert_eq!(standard(&first), standard(&later));
-    }
-
-    #[test]
-    fn payload_that_is_not_json_is_an_invalid_request() {
-        let mut attempt = attempt_to("http://127.0.0.1");
-        attempt.payload = r#"{"hidden": }"#.into();
-        let failure = standard(&attempt).unwrap_err();
-        assert_eq!(failure.kind, FailureKind::InvalidRequest);
-        assert!(!failure.message.contains("hidden"));
-    }
-}
+mod tests;

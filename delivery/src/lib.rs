@@ -18,10 +18,12 @@ mod resolver;
 mod roots;
 mod scheduler;
 pub mod signing;
+pub mod template;
 mod threads;
 
 pub use address_guard::{Network, Networks, Ports, RequireHttps};
 pub use attempt::{Attempt, Key, Outcome, Response, Route};
+pub use body::Format;
 pub use failure::{Failure, FailureKind};
 pub use pool::{Pool, Setup};
 pub use request::{Preview, preview};

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::address_guard::{Network, Networks, RequireHttps};
 use crate::attempt::{Attempt, Key, Route};
+use crate::body::Format;
 
 pub(crate) const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 pub(crate) const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -110,6 +111,7 @@ pub(crate) fn route_to(url: impl Into<String>) -> Route {
         endpoint_id: 1,
         url: url.into(),
         headers: Vec::new(),
+        format: Format::Standard,
         secrets: vec![SECRET.into()],
         connect_timeout: 2 * PATIENCE,
         timeout: 2 * PATIENCE,
@@ -126,6 +128,7 @@ pub(crate) fn attempt_on(route: Arc<Route>) -> Attempt {
         },
         earlier_attempts: 0,
         event_type: "order.created".into(),
+        tenant: None,
         occurred_at: "2024-05-06T07:08:09Z".into(),
         payload: r#"{"order": 1}"#.into(),
         route,

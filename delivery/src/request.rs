@@ -41,7 +41,7 @@ pub fn preview(attempt: &Attempt) -> Result<Preview, Failure> {
 
 /// The whole request: ureq would add a header or two where they are missing, and none is.
 pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u8>>, Failure> {
-    let mut request = Request::new(body::standard(attempt)?);
+    let mut request = Request::new(body::render(attempt)?);
     *request.method_mut() = Method::POST;
     *request.uri_mut() = parse_url(&attempt.route.url)?;
 
@@ -72,7 +72,8 @@ pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u
         .or_insert(HeaderValue::from_static("*/*"));
     headers.insert(HOST, host);
     headers.insert(CONTENT_LENGTH, length.into());
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let content_type = attempt.route.format.content_type();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(USER_AGENT, HeaderValue::from_static(OUR_USER_AGENT));
     headers.insert("webhook-id", text(&id)?);
     headers.insert("webhook-timestamp", timestamp.into());
@@ -150,7 +151,7 @@ mod tests {
             of_name.map(|(_, value)| value.as_str()).collect()
         };
         assert_eq!(preview.url, "http://127.0.0.1:8080/?a=b");
-        assert_eq!(preview.body.as_bytes(), body::standard(&attempt).unwrap());
+        assert_eq!(preview.body.as_bytes(), body::render(&attempt).unwrap());
         assert_eq!(values("x-key"), ["one", "two"]);
         assert_eq!(values("accept"), ["application/json"]);
         assert_eq!(values("content-length"), [preview.body.len().to_string()]);

@@ -188,8 +188,6 @@ fn what_is_not_served_yet_is_refused_without_showing_the_rest() {
     let database = database();
     database.execute(&add_with("name", "'kept'"));
     for setting in [
-        "format = 'raw'",
-        "template = '{}'",
         "filter = '$.a'",
         "rate_limit = 1",
         "disabled_at = now()",

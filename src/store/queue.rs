@@ -7,7 +7,7 @@ use pgrx::spi::{self, SpiClient};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use webhook_delivery::{Attempt, FailureKind, Key, Outcome, Route};
+use webhook_delivery::{Attempt, FailureKind, Format, Key, Outcome, Route};
 
 thread_local! {
     static AGENDA: Call = const {
@@ -15,14 +15,15 @@ thread_local! {
     };
     static CLAIM: Call = const {
         Call::new(
-            "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at
+            "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant
              FROM webhook.claim($1, $2, $3, $4, $5, $6)",
         )
     };
     static TURN_AWAY: Call = const { Call::new("SELECT webhook.turn_away($1, $2)") };
     static ROUTES: Call = const {
         Call::new(
-            "SELECT endpoint_id, url, header_names, header_values, secrets, connect_timeout_ms, timeout_ms, max_in_flight
+            "SELECT endpoint_id, url, header_names, header_values, secrets, connect_timeout_ms, timeout_ms, max_in_flight,
+                    format, template, source
              FROM webhook.routes($1)",
         )
     };
@@ -152,6 +153,7 @@ pub fn claim(
                 event_type: row.get::<String>(5)?.unwrap_or_default(),
                 payload,
                 occurred_at: row.get::<String>(7)?.unwrap_or_default(),
+                tenant: row.get::<String>(8)?,
                 route: Arc::clone(route),
             }),
             (None, _) => claimed.endings.push(Ending::event_deleted(key)),
@@ -173,10 +175,12 @@ fn routes(
         let endpoint_id = row.get::<i32>(1)?.unwrap_or_default();
         let names = row.get::<Vec<String>>(3)?.unwrap_or_default();
         let values = row.get::<Vec<String>>(4)?.unwrap_or_default();
+        let format = row.get::<String>(9)?.unwrap_or_default();
         let route = Route {
             endpoint_id,
             url: row.get::<String>(2)?.unwrap_or_default(),
             headers: names.into_iter().zip(values).collect(),
+            format: Format::named(&format, row.get::<String>(10)?, row.get::<String>(11)?),
             secrets: row.get::<Vec<String>>(5)?.unwrap_or_default(),
             connect_timeout: milliseconds(row.get::<i32>(6)?),
             timeout: milliseconds(row.get::<i32>(7)?),

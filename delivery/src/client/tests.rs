@@ -104,7 +104,7 @@ fn sends_a_standard_webhook_that_a_third_party_library_verifies() {
 
     let request = requests.recv().unwrap();
     assert_eq!(request.line, "POST /hook?a=b HTTP/1.1");
-    assert_eq!(request.body, body::standard(&attempt).unwrap());
+    assert_eq!(request.body, body::render(&attempt).unwrap());
     for secret in [SECRET, &newer] {
         let receiver = Webhook::new(secret).unwrap();
         receiver.verify(&request.body, &request.headers).unwrap();
