@@ -1,17 +1,18 @@
-//! Checks signatures with the receivers' own libraries, `standardwebhooks` of PyPI and of npm, not with our code.
+//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm, `cloudevents` of PyPI.
 
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::directory::target_directory;
 use crate::receiver::Request;
 
 const PYTHON: &str = include_str!("../verifiers/verify.py");
 const JAVASCRIPT: &str = include_str!("../verifiers/verify.js");
+const CLOUDEVENT: &str = include_str!("../verifiers/parse_cloudevent.py");
 
 /// `Err` says why the libraries refused the request. It is an error of the test if they do not agree.
 #[track_caller]
@@ -30,33 +31,45 @@ pub fn verify_signature(secret: &str, request: &Request) -> Result<(), String> {
     python
 }
 
+/// The event's `attributes` and `data`; `Err` says why the library did not take it for one.
+#[track_caller]
+pub fn parse_cloudevent(request: &Request) -> Result<Value, String> {
+    let mut python = Command::new(virtual_environment().join("bin/python3"));
+    let (said, complaint) = run(python.args(["-c", CLOUDEVENT]), "", request);
+    serde_json::from_str(&said).map_err(|_| complaint)
+}
+
 #[track_caller]
 fn verdict(verifier: &mut Command, secret: &str, request: &Request) -> Result<(), String> {
+    let (said, complaint) = run(verifier, secret, request);
+    match said.trim_end().split_once("refused: ") {
+        Some(("", why)) => Err(why.to_owned()),
+        _ if said.trim_end() == "accepted" => Ok(()),
+        _ => panic!("{verifier:?} has no verdict: {complaint}"),
+    }
+}
+
+/// What the program prints, and what it complains about.
+#[track_caller]
+fn run(program: &mut Command, secret: &str, request: &Request) -> (String, String) {
     let headers: HashMap<_, _> = (request.headers.iter())
         .map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes())))
         .collect();
-    let program = Path::new(verifier.get_program()).display().to_string();
-    let mut child = verifier
+    let path = Path::new(program.get_program()).display().to_string();
+    let mut child = program
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap_or_else(|error| panic!("could not run {program}: {error}"));
+        .unwrap_or_else(|error| panic!("could not run {path}: {error}"));
     let mut input = child.stdin.take().expect("stdin is a pipe");
     // A script that ends early says why on its standard error.
     let _ = writeln!(input, "{}", json!({ "secret": secret, "headers": headers }))
         .and_then(|()| input.write_all(&request.body));
     drop(input);
     let output = child.wait_with_output().expect("it can be waited for");
-    let said = String::from_utf8_lossy(&output.stdout);
-    match said.trim_end().split_once("refused: ") {
-        Some(("", why)) => Err(why.to_owned()),
-        _ if said.trim_end() == "accepted" => Ok(()),
-        _ => panic!(
-            "{program} has no verdict: {}",
-            String::from_utf8_lossy(&output.stderr)
-        ),
-    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
 }
 
 fn virtual_environment() -> PathBuf {
