@@ -14,7 +14,7 @@ CREATE FUNCTION webhook.emit_alert(about webhook.endpoint, new_event_id uuid, ty
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     others int[] := ARRAY(SELECT s.endpoint_id FROM webhook.subscribers(webhook.matching_keys(about.tenant, type)) s
-                          WHERE s.endpoint_id <> about.id);
+                          WHERE s.endpoint_id <> about.id AND (s.filter IS NULL OR webhook.passes(s.filter, type, payload)));
 BEGIN
     IF cardinality(others) > 0 THEN
         PERFORM webhook.emit_events(ARRAY[new_event_id], ARRAY[type], ARRAY[payload], ARRAY[about.tenant], only_endpoints => others);

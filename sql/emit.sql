@@ -171,7 +171,8 @@ BEGIN
     SELECT new_event_id, s.endpoint_id, webhook_emit.event_type, s.max_attempts, coalesce(webhook_emit.deliver_at, emitted_at),
            webhook_emit.expires_at, webhook_emit.ordering_key, webhook_emit.coalesce_key, emitted_at
     FROM webhook.subscribers(webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type)) s
-    WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints);
+    WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
+      AND (s.filter IS NULL OR webhook.passes(s.filter, webhook_emit.event_type, webhook_emit.payload));
     IF FOUND THEN
         PERFORM webhook.wake();
         IF webhook_emit.coalesce_key IS NOT NULL THEN
@@ -207,15 +208,16 @@ BEGIN
     WITH kind AS MATERIALIZED (
         SELECT DISTINCT v.event_type, coalesce(v.tenant, '') AS tenant FROM unnest(event_types, tenants) AS v (event_type, tenant)
     ), subscriber AS MATERIALIZED (
-        SELECT k.event_type, k.tenant, s.endpoint_id, s.max_attempts
+        SELECT k.event_type, k.tenant, s.endpoint_id, s.max_attempts, s.filter
         FROM kind k CROSS JOIN LATERAL webhook.subscribers(webhook.matching_keys(nullif(k.tenant, ''), k.event_type)) s
         WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
     )
     INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, created_at)
     SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, coalesce(emit_events.deliver_at, emitted_at), emit_events.expires_at,
            emitted_at
-    FROM unnest(event_ids, event_types, tenants) AS v (id, event_type, tenant)
-    JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '');
+    FROM unnest(event_ids, event_types, tenants, payloads) AS v (id, event_type, tenant, payload)
+    JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
+    WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload);
     IF FOUND THEN
         PERFORM webhook.wake();
     END IF;

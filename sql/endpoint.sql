@@ -9,45 +9,6 @@ CREATE FUNCTION webhook.origin() RETURNS text
 
 ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
--- The keys under which an endpoint is found: one for each pattern, with its tenant in front.
-CREATE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (SELECT array_agg(coalesce(tenant, '') || ' ' || pattern) FROM unnest(event_types) AS pattern);
-
-CREATE INDEX endpoint_subscription ON webhook.endpoint
-    USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
-
--- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the
--- tenant and for endpoints without one. Our own events, webhook.*, are not everybody's business.
-CREATE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
-    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    keys text[] := ARRAY[' ' || event_type];
-    prefix text := event_type;
-BEGIN
-    WHILE strpos(prefix, '.') > 0 LOOP
-        prefix := left(prefix, -strpos(reverse(prefix), '.'));
-        keys := keys || (' ' || prefix || '.*');
-    END LOOP;
-    IF event_type NOT LIKE 'webhook.%' THEN
-        keys := keys || ' *'::text;
-    END IF;
-    IF tenant IS NOT NULL THEN
-        keys := keys || ARRAY(SELECT tenant || key FROM unnest(keys) AS key);
-    END IF;
-    RETURN keys;
-END $$;
-
--- Who is subscribed under these keys. Without SET, so that the planner sees through it.
-CREATE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int)
-    LANGUAGE sql STABLE
-    BEGIN ATOMIC
-        SELECT e.id, coalesce(p.max_attempts, (SELECT s.max_attempts FROM webhook.policy s WHERE s.name = 'standard'))
-        FROM webhook.endpoint e
-        LEFT JOIN webhook.policy p ON p.name = e.policy
-        WHERE webhook.subscription_keys(e.tenant, e.event_types) && keys;
-    END;
-
 -- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
 -- attempt is judged again.
 CREATE FUNCTION webhook.require_permitted_url(url text) RETURNS void
@@ -80,9 +41,9 @@ BEGIN
     ELSIF (NEW.disabled_at IS NULL) <> (NEW.disabled_reason IS NULL) THEN
         problem := 'disabled_at and disabled_reason go together';
         remedy := 'Set both, or neither.';
-    ELSIF num_nonnulls(NEW.filter, NEW.rate_limit) > 0 THEN
-        problem := 'filters and rate limits are not supported yet';
-        remedy := 'Leave filter and rate_limit null.';
+    ELSIF NEW.rate_limit IS NOT NULL THEN
+        problem := 'rate limits are not supported yet';
+        remedy := 'Leave rate_limit null.';
     ELSIF NEW.format NOT IN ('standard', 'raw', 'cloudevents', 'template') THEN
         problem := format('"%s" is not a format', left(NEW.format, 100));
         remedy := 'The formats are standard, raw, cloudevents and template.';
@@ -130,11 +91,20 @@ BEGIN
 
     IF problem IS NULL THEN
         SELECT pattern INTO bad FROM unnest(NEW.event_types) AS pattern
-        WHERE pattern !~ '^([*]|[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*([.][*])?)$' OR length(pattern) > 200 LIMIT 1;
+        WHERE pattern !~ '^([*]|!?[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*([.][*])?)$' OR length(ltrim(pattern, '!')) > 200 LIMIT 1;
         IF FOUND THEN
             problem := format('"%s" is not an event type pattern', bad);
-            remedy := 'Patterns are like order.created, order.* (a star as the last part) or * alone.';
+            remedy := 'Patterns are like order.created, order.* (a star as the last part) or * alone; !order.draft leaves out what '
+                      'another one has let in.';
+        ELSIF '!' = ALL (SELECT left(pattern, 1) FROM unnest(NEW.event_types) AS pattern) THEN
+            problem := 'the event types only leave out';
+            remedy := 'Say what is wanted too, such as {*,!order.draft}.';
         END IF;
+    END IF;
+
+    IF problem IS NULL THEN
+        problem := webhook.filter_problem(NEW.filter);
+        remedy := 'A filter is a condition on {"type": .., "data": ..}, such as $.data.total > 100 or exists($.data.items[*] ? (@.price > 10)).';
     END IF;
 
     IF problem IS NULL THEN
@@ -215,7 +185,7 @@ END $$;
 CREATE FUNCTION @extschema@.webhook_add_endpoint(
     name text, url text, event_types text[] DEFAULT '{*}', policy text DEFAULT 'standard', tenant text DEFAULT NULL,
     OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}',
-    format text DEFAULT 'standard', template jsonb DEFAULT NULL,
+    format text DEFAULT 'standard', template jsonb DEFAULT NULL, filter jsonpath DEFAULT NULL,
     max_in_flight int DEFAULT NULL, metadata jsonb DEFAULT '{}')
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -224,10 +194,10 @@ BEGIN
     webhook_add_endpoint.secret := coalesce(webhook_add_endpoint.secret, webhook.new_secret());
     PERFORM webhook.require_secret(webhook_add_endpoint.secret);
 
-    INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, format, template, max_in_flight, metadata)
+    INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, format, template, filter, max_in_flight, metadata)
     VALUES (webhook_add_endpoint.name, webhook_add_endpoint.url, webhook_add_endpoint.event_types,
             webhook_add_endpoint.policy, webhook_add_endpoint.tenant, webhook_add_endpoint.headers,
-            webhook_add_endpoint.format, webhook_add_endpoint.template,
+            webhook_add_endpoint.format, webhook_add_endpoint.template, webhook_add_endpoint.filter,
             webhook_add_endpoint.max_in_flight, webhook_add_endpoint.metadata)
     ON CONFLICT (name) DO NOTHING
     RETURNING endpoint.id INTO webhook_add_endpoint.id;

@@ -73,7 +73,7 @@ SELECT e.name, e.tenant,
        queue.queued, queue.in_flight,
        CASE WHEN e.disabled_at IS NOT NULL OR e.paused_at IS NOT NULL OR b.state <> 'CLOSED' THEN queue.due ELSE 0 END AS parked,
        (SELECT count(*) FROM webhook.dead_letter d WHERE d.endpoint_id = e.id) AS failed,
-       e.policy, e.event_types, e.format, webhook.masked_url(e.url) AS url,
+       e.policy, e.event_types, e.filter, e.format, webhook.masked_url(e.url) AS url,
        (SELECT coalesce(jsonb_object_agg(h.key, '***'), '{}') FROM jsonb_each(e.headers) AS h) AS headers,
        e.metadata, e.created_at
 FROM webhook.endpoint e

@@ -38,10 +38,27 @@ CREATE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
         ELSE d.last_error
     END;
 
--- All patterns that match a type, whatever the tenant.
-CREATE FUNCTION webhook.matching_patterns(event_type text) RETURNS text[]
+-- Of these patterns those that match a type, whatever the tenant; then the exclusions that apply to it.
+CREATE FUNCTION webhook.matching_patterns(event_types text[], event_type text, OUT patterns text[], OUT exclusions text[])
     LANGUAGE sql IMMUTABLE
-    RETURN ARRAY(SELECT substr(key, 2) FROM unnest(webhook.matching_keys(NULL, event_type)) AS key);
+    BEGIN ATOMIC
+        SELECT coalesce(array_agg(t.pattern) FILTER (WHERE ' ' || t.pattern = ANY (k.keys)), '{}'),
+               coalesce(array_agg(t.pattern) FILTER (WHERE t.pattern = ANY (k.keys)), '{}')
+        FROM unnest(event_types) AS t (pattern), webhook.matching_keys(NULL, event_type) AS k (keys);
+    END;
+
+-- Why a filter does not let an event pass; null where it does, or where that cannot be told any more.
+CREATE FUNCTION webhook.why_filtered(filter jsonpath, v webhook.event) RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+BEGIN
+    IF filter IS NULL OR v.redacted_at IS NOT NULL OR webhook.passes(filter, v.event_type, v.payload) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM jsonb_path_match_tz(webhook.filtered_document(v.event_type, v.payload), filter, '{}', true);
+    RETURN format('its filter, %s, is not true of it', filter);
+EXCEPTION WHEN OTHERS THEN
+    RETURN format('its filter, %s, fails: %s', filter, SQLERRM);
+END $$;
 
 -- Whether the run of a worker with this number still goes on: it holds a lock on it.
 CREATE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
@@ -198,7 +215,7 @@ CREATE FUNCTION webhook.why_delivery(d webhook.delivery, v webhook.event) RETURN
 DECLARE
     e webhook.endpoint;
     removed webhook.removed_endpoint;
-    matched text[];
+    matched record;
     has_payload boolean := v.id IS NOT NULL AND v.redacted_at IS NULL;
     endpoint record;
     next_attempt text := format('Attempt %s of %s', d.attempts + 1, d.max_attempts);
@@ -207,16 +224,17 @@ DECLARE
 BEGIN
     SELECT * INTO e FROM webhook.endpoint x WHERE x.id = d.endpoint_id;
     SELECT * INTO removed FROM webhook.removed_endpoint r WHERE r.id = d.endpoint_id;
-    IF e.tenant IS NULL OR e.tenant = v.tenant OR v.id IS NULL THEN
-        matched := ARRAY(SELECT x FROM unnest(e.event_types) AS x WHERE x = ANY (webhook.matching_patterns(d.event_type)));
-    END IF;
+    SELECT * INTO matched FROM webhook.matching_patterns(e.event_types, d.event_type);
     RETURN NEXT CASE
         WHEN removed.id IS NOT NULL THEN
             format('Endpoint "%s" was removed at %s.', removed.name, webhook.time_in_words(removed.removed_at))
         WHEN e.id IS NULL THEN format('Endpoint number %s is not known here.', d.endpoint_id)
-        WHEN cardinality(matched) > 0 THEN format('Endpoint "%s": the event matches %s.', e.name, webhook.patterns_in_words(matched))
-        ELSE format('Endpoint "%s": the event does not match now; the event types (%s) or the tenant of the endpoint were changed since, '
-                    'or the event was sent to it by name.', e.name, webhook.patterns_in_words(e.event_types))
+        WHEN cardinality(matched.patterns) > 0 AND cardinality(matched.exclusions) = 0
+             AND (e.tenant IS NULL OR e.tenant = v.tenant OR v.id IS NULL) AND webhook.why_filtered(e.filter, v) IS NULL THEN
+            format('Endpoint "%s": the event matches %s%s.', e.name, webhook.patterns_in_words(matched.patterns),
+                   CASE WHEN has_payload THEN ' and the filter ' || e.filter::text END)
+        ELSE format('Endpoint "%s": the event does not match now; the event types (%s), the filter or the tenant of the endpoint were '
+                    'changed since, or the event was sent to it by name.', e.name, webhook.patterns_in_words(e.event_types))
     END;
 
     RETURN QUERY SELECT '  ' || x FROM webhook.why_attempts(d.event_id, d.endpoint_id) AS x;
@@ -296,15 +314,16 @@ CREATE FUNCTION webhook.why_no_delivery(v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shown constant int := 20;
-    wanted_by constant text[] := webhook.matching_patterns(v.event_type);
     without_delivery bigint := 0;
     other record;
     reasons text[];
 BEGIN
     FOR other IN
-        SELECT e.id, e.name, e.tenant, e.event_types, e.policy, e.created_at, count(*) OVER () AS total,
-               e.tenant IS NULL OR e.tenant = coalesce(v.tenant, '') AS serves_tenant, e.event_types && wanted_by AS wants_type
+        SELECT e.id, e.name, e.tenant, e.event_types, e.filter, e.policy, e.created_at, count(*) OVER () AS total,
+               e.tenant IS NULL OR e.tenant = coalesce(v.tenant, '') AS serves_tenant, m.exclusions,
+               cardinality(m.patterns) > 0 AS wants_type
         FROM webhook.endpoint e
+        CROSS JOIN LATERAL webhook.matching_patterns(e.event_types, v.event_type) m
         WHERE NOT EXISTS (SELECT FROM webhook.delivery d WHERE d.event_id = v.id AND d.endpoint_id = e.id)
         ORDER BY wants_type DESC, serves_tenant DESC, e.name LIMIT shown
     LOOP
@@ -317,14 +336,20 @@ BEGIN
         IF NOT other.wants_type THEN
             reasons := reasons || format('its event types are %s%s', webhook.patterns_in_words(other.event_types),
                 CASE WHEN '*' = ANY (other.event_types) THEN ', and * leaves out webhook.*, the extension''s own events' END);
+        ELSIF cardinality(other.exclusions) > 0 THEN
+            reasons := reasons || format('its event types leave it out (%s)', webhook.patterns_in_words(other.exclusions));
+        ELSIF other.serves_tenant THEN
+            reasons := array_remove(reasons || webhook.why_filtered(other.filter, v), NULL);
         END IF;
         IF other.created_at > v.created_at THEN
             reasons := reasons || format('it was added at %s, after the event', webhook.time_in_words(other.created_at));
         END IF;
         IF cardinality(reasons) = 0 THEN
             reasons := reasons || format('the event matches its event types (%s) now, but %s', webhook.patterns_in_words(other.event_types),
-                CASE WHEN (webhook.policy_of(other.policy)).keep_sent
-                     THEN 'they or its tenant were changed since, or the delivery was removed'
+                CASE WHEN v.redacted_at IS NOT NULL AND other.filter IS NOT NULL
+                     THEN 'perhaps not its filter, which cannot be told any more of a payload that was redacted'
+                     WHEN (webhook.policy_of(other.policy)).keep_sent
+                     THEN 'they, its filter or its tenant were changed since, others were chosen by name, or the delivery was removed'
                      ELSE format('its policy "%s" keeps no row of what was sent (keep_sent = false)', other.policy) END);
         END IF;
         RETURN NEXT format('Endpoint "%s" has no delivery of it: %s.', other.name, array_to_string(reasons, '; '));
@@ -382,9 +407,9 @@ BEGIN
                     'for the events that are emitted after it.';
     ELSIF v.id IS NOT NULL THEN
         IF deliveries = 0 AND NOT EXISTS (
-            SELECT FROM webhook.endpoint e
-            WHERE webhook.subscription_keys(e.tenant, e.event_types) && webhook.matching_keys(v.tenant, v.event_type)
-              AND e.created_at <= v.created_at) THEN
+            SELECT FROM webhook.subscribers(webhook.matching_keys(v.tenant, v.event_type)) s
+            JOIN webhook.endpoint e ON e.id = s.endpoint_id
+            WHERE webhook.why_filtered(s.filter, v) IS NULL AND e.created_at <= v.created_at) THEN
             RETURN NEXT 'It matched no endpoint, so there is nothing to deliver.';
         END IF;
         RETURN QUERY SELECT x FROM webhook.why_no_delivery(v) AS x;

@@ -11,10 +11,11 @@ extension_sql_file!(
 );
 extension_sql_file!("../sql/policy.sql", name = "policy", requires = ["presets"]);
 extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["policy"]);
+extension_sql_file!("../sql/match.sql", name = "match", requires = ["moves"]);
 extension_sql_file!(
     "../sql/endpoint.sql",
     name = "endpoint",
-    requires = ["moves"]
+    requires = ["match"]
 );
 extension_sql_file!(
     "../sql/secrets.sql",

@@ -816,7 +816,7 @@ fn an_endpoint_that_was_changed_since_says_so() {
         let told = story.told(event);
         assert_eq!(
             told[1],
-            "Endpoint \"shop\": the event does not match now; the event types (invoice.*, refund) or the tenant of the endpoint were changed since, or the event was sent to it by name."
+            "Endpoint \"shop\": the event does not match now; the event types (invoice.*, refund), the filter or the tenant of the endpoint were changed since, or the event was sent to it by name."
         );
         assert_told(&told, "It is PENDING, not tried yet.");
     }
@@ -884,7 +884,7 @@ fn an_endpoint_that_matches_and_has_no_delivery_says_what_may_have_happened() {
         told[1..],
         [
             "Endpoint \"queue\" has no delivery of it: the event matches its event types (order.*) now, but its policy \"job\" keeps no row of what was sent (keep_sent = false).".to_owned(),
-            "Endpoint \"shop\" has no delivery of it: the event matches its event types (*) now, but they or its tenant were changed since, or the delivery was removed.".to_owned(),
+            "Endpoint \"shop\" has no delivery of it: the event matches its event types (*) now, but they, its filter or its tenant were changed since, others were chosen by name, or the delivery was removed.".to_owned(),
             format!("  Attempt 1 ended at {now}, after 35 ms: HTTP 500."),
         ]
     );

@@ -1,0 +1,460 @@
+//! Which events an endpoint gets: exclusions and filters.
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+use webhook_e2e::random::{Random, for_each_seed};
+use webhook_e2e::{Cluster, Database, Receiver};
+
+fn database() -> Database {
+    Cluster::shared().database("filters")
+}
+
+/// Paused, so that whoever gets an event can be read at leisure.
+fn add_parked_endpoint(database: &Database, name: &str, patterns: &[&str], filter: Option<&str>) {
+    let add = "INSERT INTO webhook.endpoint (name, url, event_types, filter, paused_at)
+               VALUES ($1, 'http://127.0.0.1/', $2, $3::text::jsonpath, now())";
+    let mut client = database.connect();
+    client.execute(add, &[&name, &patterns, &filter]).unwrap();
+}
+
+fn endpoints_of(database: &Database, event: Uuid) -> Vec<String> {
+    let rows = database.connect().query(
+        "SELECT e.name FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
+         WHERE d.event_id = $1 ORDER BY e.name",
+        &[&event],
+    );
+    (rows.unwrap().iter()).map(|row| row.get(0)).collect()
+}
+
+// exclusions
+
+#[test]
+fn an_exclusion_leaves_out_what_another_pattern_lets_in() {
+    let database = database();
+    add_parked_endpoint(&database, "no drafts", &["order.*", "!order.draft"], None);
+    // The order in which they are written does not matter.
+    add_parked_endpoint(&database, "no orders", &["!order.*", "*"], None);
+    add_parked_endpoint(
+        &database,
+        "no items",
+        &["order.*", "order.item.added", "!order.item.*"],
+        None,
+    );
+    add_parked_endpoint(
+        &database,
+        "not paid",
+        &["*", "!order.paid", "!invoice.paid"],
+        None,
+    );
+    let cases: [(&str, &[&str]); 7] = [
+        ("order.created", &["no drafts", "no items", "not paid"]),
+        ("order.draft", &["no items", "not paid"]),
+        ("order.draft.saved", &["no drafts", "no items", "not paid"]),
+        ("order.item.added", &["no drafts", "not paid"]),
+        ("order.item", &["no drafts", "no items", "not paid"]),
+        ("order.paid", &["no drafts", "no items"]),
+        ("invoice.paid", &["no orders"]),
+    ];
+    for (event_type, expected) in cases {
+        let event = database.emit(event_type, json!({}));
+        assert_eq!(endpoints_of(&database, event), expected, "{event_type}");
+        let many: Uuid = database.query_one_value(&format!(
+            "SELECT webhook_emit_many('{event_type}', '{{1}}')"
+        ));
+        assert_eq!(endpoints_of(&database, many), expected, "{event_type}");
+    }
+}
+
+#[test]
+fn events_of_our_own_can_be_left_out_too() {
+    let database = database();
+    add_parked_endpoint(
+        &database,
+        "alerts",
+        &["webhook.*", "!webhook.delivery.*"],
+        None,
+    );
+    let wanted = |event_type: &str| -> i64 {
+        database.query_one_value(&format!(
+            "SELECT count(*) FROM webhook.subscribers(webhook.matching_keys(NULL, '{event_type}'))"
+        ))
+    };
+    assert_eq!(wanted("webhook.endpoint.opened"), 1);
+    assert_eq!(wanted("webhook.delivery.failed"), 0);
+}
+
+#[test]
+fn exclusions_that_make_no_sense_are_refused() {
+    let database = database();
+    database.add_endpoint("a", "http://127.0.0.1/");
+    for patterns in [
+        "{!order.draft}",
+        "{!a,!b.*}",
+        "{a,!*}",
+        "{a,!!b}",
+        "{a,!}",
+        "{a,! b}",
+        "{a,!b*}",
+    ] {
+        for statement in [
+            format!("SELECT webhook_add_endpoint('b', 'http://127.0.0.1/', '{patterns}')"),
+            format!("UPDATE webhook.endpoint SET event_types = '{patterns}'"),
+        ] {
+            let refusal = database.refusal(&statement);
+            assert_eq!(refusal.code().code(), "22023", "{statement}");
+            assert!(refusal.hint().is_some());
+        }
+    }
+    let long = "a".repeat(200);
+    database.execute(&format!(
+        "UPDATE webhook.endpoint SET event_types = '{{*,!{long}}}'"
+    ));
+}
+
+/// What the documentation says, in other words than the index has it.
+fn is_wanted(patterns: &[String], event_type: &str) -> bool {
+    let matches = |pattern: &str| match pattern.strip_suffix('*') {
+        Some("") => true,
+        Some(prefix) => event_type.starts_with(prefix) && event_type.len() > prefix.len(),
+        None => pattern == event_type,
+    };
+    let (mut included, mut excluded) = (false, false);
+    for pattern in patterns {
+        match pattern.strip_prefix('!') {
+            Some(pattern) => excluded |= matches(pattern),
+            None => included |= matches(pattern),
+        }
+    }
+    included && !excluded
+}
+
+fn random_type(random: &mut Random) -> String {
+    let parts = 1 + random.below(3);
+    let parts: Vec<&str> = (0..parts)
+        .map(|_| random.one_of(&["a", "b", "ab"]))
+        .collect();
+    parts.join(".")
+}
+
+#[test]
+fn any_patterns_choose_what_the_model_chooses() {
+    const ENDPOINTS: usize = 30;
+    let database = database();
+    for_each_seed(4, |mut random| {
+        database.execute("DELETE FROM webhook.endpoint");
+        let mut endpoints: Vec<(String, Vec<String>)> = Vec::new();
+        for number in 0..ENDPOINTS {
+            let mut patterns: Vec<String> = (0..1 + random.below(4))
+                .map(|_| {
+                    let exclusion = if random.chance(40) { "!" } else { "" };
+                    let star = if random.chance(50) { ".*" } else { "" };
+                    format!("{exclusion}{}{star}", random_type(&mut random))
+                })
+                .collect();
+            if random.chance(30) || patterns.iter().all(|pattern| pattern.starts_with('!')) {
+                patterns.push("*".to_owned());
+            }
+            random.shuffle(&mut patterns);
+            let name = format!("{number:02}");
+            let borrowed: Vec<&str> = patterns.iter().map(String::as_str).collect();
+            add_parked_endpoint(&database, &name, &borrowed, None);
+            endpoints.push((name, patterns));
+        }
+        for _ in 0..25 {
+            let event_type = random_type(&mut random);
+            let expected: Vec<&String> = (endpoints.iter())
+                .filter(|(_, patterns)| is_wanted(patterns, &event_type))
+                .map(|(name, _)| name)
+                .collect();
+            let event = database.emit(&event_type, json!({}));
+            let seen = endpoints_of(&database, event);
+            assert_eq!(
+                seen.iter().collect::<Vec<_>>(),
+                expected,
+                "{event_type}: {endpoints:?}"
+            );
+        }
+    });
+}
+
+// filters
+
+#[test]
+fn a_filter_lets_pass_what_it_is_true_of() {
+    let (database, receiver) = (database(), Receiver::start());
+    let add = format!(
+        "SELECT secret FROM webhook_add_endpoint('large', '{}', filter => '$.data.total > 100')",
+        receiver.url("/")
+    );
+    database.query_one_value::<String>(&add);
+    let small = database.emit("order.created", json!({"total": 100}));
+    let large = database.emit("order.created", json!({"total": 100.5}));
+    receiver.wait_for_event(large);
+    assert_eq!(database.delivery_status(small), None);
+    assert_eq!(receiver.request_count(), 1);
+}
+
+#[test]
+fn filters_see_the_type_and_the_data() {
+    let database = database();
+    let filters = [
+        ("eu", r#"$.data.country == "de" || $.data.country == "fr""#),
+        ("exists", "exists($.data.items[*] ? (@.price > 10))"),
+        (
+            "no type",
+            r#"!($.type like_regex "^order[.](created|paid)$")"#,
+        ),
+        (
+            "recent",
+            r#"$.data.at.datetime() >= "2026-01-01".datetime()"#,
+        ),
+        ("strict", "strict $.data.total > 100"),
+        ("type", r#"$.type starts with "order.c""#),
+        ("unknown", "($.data.total > 100) is unknown"),
+    ];
+    for (name, filter) in filters {
+        add_parked_endpoint(&database, name, &["*"], Some(filter));
+    }
+    let cases: [(&str, Value, &[&str]); 9] = [
+        ("order.created", json!({"total": 101}), &["strict", "type"]),
+        (
+            "order.created",
+            json!({"total": "101"}),
+            &["type", "unknown"],
+        ),
+        ("order.paid", json!({"country": "fr"}), &["eu"]),
+        ("order.sent", json!({"country": "us"}), &["no type"]),
+        (
+            "order.paid",
+            json!({"items": [{"price": 1}, {"price": 11}]}),
+            &["exists"],
+        ),
+        ("order.paid", json!({"items": {"price": 11}}), &["exists"]),
+        (
+            "order.paid",
+            json!({"at": "2026-03-01T00:00:00+00:00"}),
+            &["recent"],
+        ),
+        ("order.paid", json!({"at": "yesterday"}), &[]),
+        // Not all payloads are objects.
+        ("invoice", json!(null), &["no type"]),
+    ];
+    for (event_type, payload, expected) in cases {
+        let event = database.emit(event_type, payload.clone());
+        assert_eq!(
+            endpoints_of(&database, event),
+            expected,
+            "{event_type} {payload}"
+        );
+    }
+}
+
+#[test]
+fn each_of_many_events_is_filtered() {
+    let database = database();
+    add_parked_endpoint(&database, "all", &["*"], None);
+    add_parked_endpoint(&database, "even", &["*"], Some("$.data % 2 == 0"));
+    database.execute("SELECT webhook_emit_many('number', ARRAY(SELECT to_jsonb(n) FROM generate_series(1, 100) n))");
+    let numbers = |endpoint: &str| -> Vec<Value> {
+        database.query_one_value(&format!(
+            "SELECT array_agg(v.payload ORDER BY v.id) FROM webhook.event v
+             JOIN webhook.delivery d ON d.event_id = v.id JOIN webhook.endpoint e ON e.id = d.endpoint_id
+             WHERE e.name = '{endpoint}'"
+        ))
+    };
+    assert_eq!(
+        numbers("all"),
+        (1..=100).map(Value::from).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        numbers("even"),
+        (1..=50).map(|n| Value::from(2 * n)).collect::<Vec<_>>()
+    );
+}
+
+/// Valid, since nothing of it is evaluated before there is such a value.
+const FAILING: &str = r#"$.data.at.datetime("nonsense") > "x""#;
+
+#[test]
+fn a_filter_that_fails_lets_nothing_pass_and_costs_nobody_anything() {
+    let database = database();
+    add_parked_endpoint(&database, "all", &["*"], None);
+    add_parked_endpoint(&database, "failing", &["*"], Some(FAILING));
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    transaction.batch_execute("CREATE TABLE kept ()").unwrap();
+    let events = transaction.query(
+        "SELECT webhook_emit('a', '{\"at\": \"now\"}')
+         UNION ALL SELECT webhook_emit_many('a', ARRAY['{\"at\": 1}', '{\"at\": \"x\"}', '{}']::jsonb[])",
+        &[],
+    );
+    let events: Vec<Uuid> = events.unwrap().iter().map(|row| row.get(0)).collect();
+    transaction.commit().unwrap();
+    assert_eq!(events.len(), 4);
+    for event in &events {
+        assert_eq!(endpoints_of(&database, *event), ["all"]);
+    }
+    database.execute("TABLE kept");
+    assert_why(
+        &database,
+        events[0],
+        "Endpoint \"failing\" has no delivery of it: its filter, %, fails: invalid datetime format separator%",
+    );
+}
+
+#[test]
+fn a_filter_takes_no_transaction_id_of_its_own() {
+    let database = database();
+    add_parked_endpoint(&database, "failing", &["*"], Some(FAILING));
+    let ids: Vec<i64> = database.query_one_value(
+        "WITH before AS MATERIALIZED (SELECT pg_current_xact_id()::text::bigint AS id),
+              emitted AS MATERIALIZED (SELECT webhook_emit_many('a', ARRAY(SELECT '{\"at\": \"x\"}'::jsonb FROM generate_series(1, 100)))),
+              after AS MATERIALIZED (SELECT max(transactionid::text::bigint) AS id FROM pg_locks
+                                     WHERE pid = pg_backend_pid() AND locktype = 'transactionid' AND (SELECT count(*) FROM emitted) > 0)
+         SELECT ARRAY[before.id, after.id] FROM before, after",
+    );
+    assert_eq!(ids[0], ids[1]);
+}
+
+#[test]
+fn a_filter_does_not_depend_on_the_time_zone_of_the_emitter() {
+    let database = database();
+    let filter = r#"$.data.at.datetime() < "2026-01-01".datetime()"#;
+    add_parked_endpoint(&database, "last year", &["*"], Some(filter));
+    for (zone, at, expected) in [
+        ("Asia/Tokyo", "2025-12-31T23:00:00+00:00", 1),
+        ("America/Los_Angeles", "2026-01-01T01:00:00+00:00", 0),
+    ] {
+        let mut session = database.connect();
+        session
+            .batch_execute(&format!("SET TimeZone = '{zone}'"))
+            .unwrap();
+        let event = webhook_e2e::database::emit(&mut session, "a", json!({"at": at}));
+        assert_eq!(endpoints_of(&database, event).len(), expected, "{zone}");
+    }
+}
+
+#[test]
+fn filters_that_are_no_conditions_or_have_variables_are_refused() {
+    let database = database();
+    database.add_endpoint("a", "http://127.0.0.1/");
+    let refused = [
+        "$",
+        "$.data.total",
+        "$.data ? (@.total > 100)",
+        "$.data.total + 1",
+        "strict $.data.total",
+        "1",
+        "$.data.total > $limit",
+        "$.data.a == 1 && $.data.b == $\"b c\"",
+        "exists($.data.items[*] ? (@.price > $p))",
+        "$limit",
+        r#""x".datetime("nonsense") > "y""#,
+    ];
+    for filter in refused {
+        for statement in [
+            format!("SELECT webhook_add_endpoint('b', 'http://127.0.0.1/', filter => '{filter}')"),
+            format!("UPDATE webhook.endpoint SET filter = '{filter}'"),
+        ] {
+            let refusal = database.refusal(&statement);
+            assert_eq!(refusal.code().code(), "22023", "{statement}");
+            assert!(refusal.detail().unwrap().contains("filter"), "{refusal:?}");
+            assert!(refusal.hint().is_some());
+        }
+    }
+    // What looks like a variable and is none.
+    let accepted = [
+        r#"$.data.price == "5$""#,
+        r#"$.data."a$" == "$""#,
+        r#"$.data.a == "\"$\"" && $."$x" == 1"#,
+        r#"$.data.a like_regex "^x$""#,
+        "true",
+    ];
+    for filter in accepted {
+        database.execute(&format!("UPDATE webhook.endpoint SET filter = '{filter}'"));
+    }
+    database.execute("UPDATE webhook.endpoint SET filter = NULL");
+}
+
+#[test]
+fn a_filter_decides_when_the_event_is_emitted() {
+    let database = database();
+    add_parked_endpoint(&database, "e", &["*"], Some("$.data.a == 1"));
+    let (passed, stopped) = (
+        database.emit("a", json!({"a": 1})),
+        database.emit("a", json!({"a": 2})),
+    );
+    database.execute("UPDATE webhook.endpoint SET filter = '$.data.a == 2'");
+    assert_eq!(endpoints_of(&database, passed), ["e"]);
+    assert_eq!(endpoints_of(&database, stopped), Vec::<String>::new());
+    assert_why(
+        &database,
+        passed,
+        "Endpoint \"e\": the event does not match now; %",
+    );
+    assert_why(
+        &database,
+        stopped,
+        "Endpoint \"e\" has no delivery of it: the event matches its event types (*) now, but they, its filter or %",
+    );
+}
+
+/// One of the sentences is like this.
+#[track_caller]
+fn assert_why(database: &Database, event: Uuid, pattern: &str) {
+    let rows = database.connect().query(
+        "SELECT why, why LIKE $2 FROM webhook_why($1) AS why",
+        &[&event, &pattern],
+    );
+    let rows = rows.unwrap();
+    let sentences: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(
+        rows.iter().any(|row| row.get(1)),
+        "not like {pattern}: {sentences:#?}"
+    );
+}
+
+#[test]
+fn why_tells_what_matched_and_what_did_not() {
+    let database = database();
+    add_parked_endpoint(
+        &database,
+        "filtered",
+        &["order.*"],
+        Some("$.data.total > 100"),
+    );
+    add_parked_endpoint(
+        &database,
+        "left out",
+        &["*", "!order.*", "!order.created"],
+        None,
+    );
+    let large = database.emit("order.created", json!({"total": 101}));
+    assert_why(
+        &database,
+        large,
+        "Endpoint \"filtered\": the event matches order.* and the filter ($.\"data\".\"total\" > 100).",
+    );
+    assert_why(
+        &database,
+        large,
+        "Endpoint \"left out\" has no delivery of it: its event types leave it out (!order.*, !order.created).",
+    );
+    let small = database.emit("order.created", json!({"total": 1}));
+    assert_why(
+        &database,
+        small,
+        "It matched no endpoint, so there is nothing to deliver.",
+    );
+    assert_why(
+        &database,
+        small,
+        "Endpoint \"filtered\" has no delivery of it: its filter, ($.\"data\".\"total\" > 100), is not true of it.",
+    );
+    database.execute(&format!("SELECT webhook_redact('{small}')"));
+    assert_why(
+        &database,
+        small,
+        "Endpoint \"filtered\" has no delivery of it: the event matches its event types (order.*) now, but perhaps not its filter, %",
+    );
+}

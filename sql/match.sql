@@ -1,0 +1,82 @@
+-- Matching: which endpoints want an event, by its tenant, its type and their filters.
+--
+-- One lookup in one index finds them, whatever the number of endpoints; exclusions and filters are then asked of the few that
+-- were found.
+
+-- The keys under which an endpoint is found: one for each pattern, with its tenant in front. Exclusions find nobody.
+CREATE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (SELECT array_agg(coalesce(tenant, '') || ' ' || pattern) FROM unnest(event_types) AS pattern WHERE pattern NOT LIKE '!%');
+
+CREATE INDEX endpoint_subscription ON webhook.endpoint
+    USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
+
+-- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the
+-- tenant and for endpoints without one. Our own events, webhook.*, are not everybody's business. Then, as they are written,
+-- the exclusions that apply to it; no key of an endpoint looks like one, since all of those have a space.
+CREATE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    keys text[] := ARRAY[' ' || event_type];
+    exclusions text[] := ARRAY['!' || event_type];
+    prefix text := event_type;
+BEGIN
+    WHILE strpos(prefix, '.') > 0 LOOP
+        prefix := left(prefix, -strpos(reverse(prefix), '.'));
+        keys := keys || (' ' || prefix || '.*');
+        exclusions := exclusions || ('!' || prefix || '.*');
+    END LOOP;
+    IF event_type NOT LIKE 'webhook.%' THEN
+        keys := keys || ' *'::text;
+    END IF;
+    IF tenant IS NOT NULL THEN
+        keys := keys || ARRAY(SELECT tenant || key FROM unnest(keys) AS key);
+    END IF;
+    RETURN keys || exclusions;
+END $$;
+
+-- Who is subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees
+-- through it. An endpoint restored before its policy has that of the default one.
+CREATE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int, filter jsonpath)
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT e.id, coalesce(p.max_attempts, (webhook.policy_of('standard')).max_attempts), e.filter
+        FROM webhook.endpoint e
+        LEFT JOIN webhook.policy p ON p.name = e.policy
+        WHERE webhook.subscription_keys(e.tenant, e.event_types) && keys AND NOT e.event_types && keys;
+    END;
+
+-- What filters are applied to.
+CREATE FUNCTION webhook.filtered_document(event_type text, payload jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
+    RETURN jsonb_build_object('type', event_type, 'data', payload);
+
+-- A filter that fails, say by a date that is none, lets nothing pass and must not cost the emitter its transaction. The
+-- subtransaction writes nothing and so takes no transaction id. In UTC: whether an event passes is not up to its emitter.
+CREATE FUNCTION webhook.passes(filter jsonpath, event_type text, payload jsonb) RETURNS boolean
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+BEGIN
+    RETURN coalesce(jsonb_path_match_tz(webhook.filtered_document(event_type, payload), filter, '{}', true), false);
+EXCEPTION WHEN OTHERS THEN
+    RETURN false;
+END $$;
+
+-- What is wrong with a filter; null where nothing is.
+CREATE FUNCTION webhook.filter_problem(filter jsonpath) RETURNS text
+    LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    answers text[];
+BEGIN
+    -- The text of a jsonpath has every name in quotes, so what is left of a variable is $"".
+    IF strpos(regexp_replace(filter::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g'), '$""') > 0 THEN
+        RETURN 'the filter has a variable, and there are none';
+    END IF;
+    -- A condition is true, false or unknown whatever it is applied to; anything else finds nothing here.
+    answers := ARRAY(SELECT jsonb_typeof(answer) FROM jsonb_path_query_tz('{}', filter, '{}', true) AS answer);
+    IF answers NOT IN (ARRAY['boolean'], ARRAY['null']) THEN
+        RETURN 'the filter is not a condition';
+    END IF;
+    RETURN NULL;
+EXCEPTION WHEN OTHERS THEN
+    RETURN 'the filter fails: ' || SQLERRM;
+END $$;
