@@ -245,14 +245,18 @@ END $$;
 -- Sends again what failed of an event. Returns the number of deliveries.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     RETURN webhook.send_again(event_id, endpoint, finished_too => false);
+END $$;
 
 -- Sends again what failed, what was sent and what was cancelled of an event.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_resend(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     RETURN webhook.send_again(event_id, endpoint, finished_too => true);
+END $$;
 
 -- Sends again what failed at an endpoint ('*': at every one), the longest failed first: from `since` on, before `until`.
 -- @api public
