@@ -42,6 +42,9 @@ BEGIN
         WHERE q.endpoint_id = met.endpoint_id AND q.ordering_key = met.ordering_key
         ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT 1
     ) first
+    -- Asked first: on a lane that somebody is about to close, ON CONFLICT would wait.
+    WHERE NOT EXISTS (SELECT FROM webhook.lane l
+                      WHERE l.endpoint_id = met.endpoint_id AND l.ordering_key = met.ordering_key OFFSET 0)
     ON CONFLICT DO NOTHING;
 
     -- While the lane is locked nobody passes its turn on without seeing who was parked behind it.

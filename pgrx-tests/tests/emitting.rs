@@ -629,8 +629,9 @@ fn endpoints_can_be_chosen_by_name() {
         assert_eq!(refusal.code().code(), code, "{names}");
         assert!(refusal.hint().is_some());
     }
+    // Who may emit need not see what endpoints there are.
     let refusal = database.refusal("SELECT webhook_emit('a', endpoints => '{bb}')");
-    assert!(refusal.hint().unwrap().contains("\"b\""), "{refusal:?}");
+    assert!(!format!("{refusal:?}").contains("\"b\""), "{refusal:?}");
 }
 
 #[test]

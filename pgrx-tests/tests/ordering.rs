@@ -293,6 +293,24 @@ fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
 }
 
 #[test]
+fn whoever_keeps_the_one_in_turn_locked_keeps_only_its_key_waiting() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 500);
+    let mut person = database.connect();
+    let cancel = format!("BEGIN; SELECT webhook_cancel('{first}')");
+    person.batch_execute(&cancel).unwrap();
+
+    let [second] = emit_some(&database, "a");
+    let [other] = emit_some(&database, "b");
+    assert_eq!(next(&database), [other]);
+    person.batch_execute("COMMIT").unwrap();
+    assert_eq!(next(&database), [second]);
+}
+
+#[test]
 fn many_followers_are_parked_once_and_not_met_again() {
     const FOLLOWERS: i64 = 5_000;
     let cluster = engine::idle_cluster();
