@@ -196,8 +196,14 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     database.execute("SELECT webhook_remove_endpoint('removed')");
     let sent = database.emit("order.created", json!({"text": "Zoë\n\t\"\\"}));
     let failed = database.emit("broken", json!({}));
-    let pending = database
-        .query_one_value("SELECT webhook_emit('parked', '{\"answer\": 42}', tenant => 'acme')");
+    let pending = database.query_one_value(
+        "SELECT webhook_emit('parked', '{\"answer\": 42}', tenant => 'acme', idempotency_key => '42', ordering_key => '42')",
+    );
+    // As a claim would have left it.
+    database.execute(
+        "INSERT INTO webhook.lane (endpoint_id, ordering_key, event_id)
+         SELECT endpoint_id, ordering_key, event_id FROM webhook.delivery_queue WHERE ordering_key = '42'",
+    );
     database.wait_for_status(sent, "SENT");
     database.wait_for_status(failed, "FAILED");
     database.wait_until("SELECT coalesce(sum(deliveries), 0) = 2 FROM webhook.tally");
