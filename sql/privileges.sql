@@ -5,7 +5,9 @@
 --   operate  reads; pauses, resumes, tests and replays, and corrects deliveries by UPDATE webhook.delivery
 --   admin    does all of it; manages endpoints, policies and secrets. The worker can be such a role: webhook.role
 --
--- Nobody but the owner gets TRIGGER: a trigger on our tables would run as the worker.
+-- Nobody but the owner gets TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
+-- functions, which run as the owner: on a table of the caller's they would meet columns of the caller's types, and so call the
+-- caller's casts and domain checks. Our own triggers need nobody's privilege to fire.
 
 -- What GRANT and REVOKE are told, object by object.
 CREATE FUNCTION webhook.privileges(level text) RETURNS SETOF text
@@ -28,7 +30,8 @@ BEGIN
     FROM pg_proc p
     JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
     JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND x.extname = 'webhook'
-    WHERE p.proname = ANY (routines) OR (level = 'admin' AND p.proname NOT IN ('webhook_grant', 'webhook_revoke'));
+    WHERE p.proname = ANY (routines)
+       OR (level = 'admin' AND p.proname NOT IN ('webhook_grant', 'webhook_revoke') AND p.prorettype <> 'trigger'::regtype);
 
     IF level = 'read' THEN
         RETURN NEXT 'USAGE ON SCHEMA webhook';

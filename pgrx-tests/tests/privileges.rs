@@ -387,6 +387,30 @@ fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
     assert_eq!(session.query_one(strays, &[]).unwrap().get::<_, i64>(0), 0);
 }
 
+/// They run as the owner: on a table of the caller's they would call the casts of its columns' types.
+#[test]
+fn our_trigger_functions_serve_on_no_table_of_others() {
+    let stage = Stage::set();
+    let triggers = (stage.database.connect())
+        .query(
+            "SELECT p.oid::regprocedure::text FROM pg_proc p
+             WHERE p.pronamespace = 'webhook'::regnamespace AND p.prorettype = 'trigger'::regtype",
+            &[],
+        )
+        .unwrap();
+    assert!(!triggers.is_empty());
+    for trigger in triggers {
+        let trigger: String = trigger.get(0);
+        let sql = format!(
+            "CREATE TEMPORARY TABLE mine (id int, name text);
+             CREATE TRIGGER theirs AFTER DELETE ON mine FOR EACH ROW EXECUTE FUNCTION {trigger}"
+        );
+        for level in LEVELS {
+            assert!(!stage.may(level, &sql), "{level}: {trigger}");
+        }
+    }
+}
+
 #[test]
 fn a_worker_that_is_no_superuser_does_all_of_its_work() {
     let cluster = Cluster::builder()
