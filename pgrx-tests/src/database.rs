@@ -64,6 +64,14 @@ impl Database {
         connect(&self.config)
     }
 
+    /// The same, and every notice of the server is handed on.
+    #[track_caller]
+    pub fn connect_noticing(&self, on_notice: impl Fn(DbError) + Send + Sync + 'static) -> Client {
+        let mut config = self.config.clone();
+        config.notice_callback(on_notice);
+        connect(&config)
+    }
+
     /// Runs one or several statements.
     #[track_caller]
     pub fn execute(&self, sql: &str) {

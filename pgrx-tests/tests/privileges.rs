@@ -1,5 +1,7 @@
 //! Who may do what, level by level, and that nobody gets further by a trick.
 
+use std::sync::{Arc, Mutex};
+
 use serde_json::json;
 use webhook_e2e::database::refusal;
 use webhook_e2e::{Answer, Cluster, Database, Receiver, worker};
@@ -408,6 +410,68 @@ fn our_trigger_functions_serve_on_no_table_of_others() {
         for level in LEVELS {
             assert!(!stage.may(level, &sql), "{level}: {trigger}");
         }
+    }
+}
+
+/// What debug_print_plan shows to a role: all constants of all plans that its statement needs, as text.
+fn constants_of_plans(database: &Database, role: &str, sql: &str) -> String {
+    let shown = Arc::new(Mutex::new(String::new()));
+    let sink = Arc::clone(&shown);
+    let mut session = database.connect_noticing(move |notice| {
+        let mut shown = sink.lock().unwrap();
+        // A value is written as its length and its bytes, signed: constvalue 5 [ 32 0 0 0 65 ].
+        for value in notice
+            .detail()
+            .unwrap_or_default()
+            .split("constvalue ")
+            .skip(1)
+        {
+            let bytes = value.split(['[', ']']).nth(1).unwrap_or_default();
+            let bytes = bytes
+                .split_whitespace()
+                .filter_map(|byte| byte.parse::<i8>().ok());
+            shown.push_str(&String::from_utf8_lossy(
+                &bytes.map(|byte| byte as u8).collect::<Vec<u8>>(),
+            ));
+        }
+    });
+    session
+        .batch_execute(&format!(
+            "SET ROLE {role}; SET client_min_messages = log; SET plan_cache_mode = force_custom_plan; SET debug_print_plan = on; {sql}"
+        ))
+        .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    drop(session);
+    let shown = shown.lock().unwrap();
+    shown.clone()
+}
+
+#[test]
+fn plans_show_no_credentials_to_those_who_may_not_see_them() {
+    let stage = Stage::set();
+    stage.database.execute(
+        r#"UPDATE webhook.endpoint SET url = url || '?token=HUSH', headers = '{"X-Key": "HUSH"}',
+                  format = 'template', template = '"HUSH"'"#,
+    );
+    let reader = stage.role("read");
+    assert!(constants_of_plans(&stage.database, &reader, "SELECT 'HUSH'").contains("HUSH"));
+    let event = stage.event;
+    for (level, sql) in [
+        ("read", format!("SELECT webhook_why('{event}')")),
+        (
+            "read",
+            "SELECT * FROM webhook.endpoint_status WHERE name = 'orders'".into(),
+        ),
+        ("operate", "SELECT webhook_pause('orders')".into()),
+        ("operate", "SELECT webhook_resume('orders', true)".into()),
+        ("operate", "SELECT webhook_reset_breaker('orders')".into()),
+        ("operate", "SELECT webhook.queue_test('orders')".into()),
+        (
+            "operate",
+            format!("SELECT webhook_resend('{event}', 'orders')"),
+        ),
+    ] {
+        let shown = constants_of_plans(&stage.database, &stage.role(level), &sql);
+        assert!(!shown.contains("HUSH"), "{level}: {sql}");
     }
 }
 
