@@ -17,9 +17,14 @@ BEGIN
         IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NEW.next_attempt_at = OLD.next_attempt_at THEN
             NEW.next_attempt_at := now();
         END IF;
-        -- The time that a person chose is not brought forward when a breaker closes.
+        -- Without the key there is nothing to wait for, and with another one it is the claim that knows.
+        IF NEW.waits_for IS NOT NULL AND NEW.ordering_key IS DISTINCT FROM OLD.ordering_key THEN
+            NEW.next_attempt_at := now();
+        END IF;
+        -- The time that a person chose is brought forward neither when a breaker closes nor when its turn comes.
         IF NEW.status = 'PENDING' AND NEW.next_attempt_at <> OLD.next_attempt_at THEN
             NEW.claimed_at := NULL;
+            NEW.waits_for := NULL;
         END IF;
         RETURN NEW;
     ELSIF NEW.status = 'PENDING' THEN
@@ -52,6 +57,7 @@ BEGIN
     END IF;
     NEW.claimed_at := NULL;
     NEW.claimed_by := NULL;
+    NEW.waits_for := NULL;
     RETURN NEW;
 END $$;
 
