@@ -24,7 +24,9 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');
 
 CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, ordering_key, event_id) WHERE ordering_key IS NOT NULL;
 
--- Of these places, which the caller has locked, those that may be claimed; the others are parked.
+-- Of these places, which the caller has locked, those that may be claimed; the others are parked. Where somebody has locked the
+-- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
+-- places are put off for a second, so that they are not in the way of what is behind them.
 CREATE FUNCTION webhook.in_order(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -60,8 +62,10 @@ BEGIN
         WHERE q.ctid = ANY (places)
     ), parked AS (
         UPDATE webhook.delivery_queue q
-        SET next_attempt_at = 'infinity', waits_for = (SELECT m.turn_of FROM met m WHERE m.place = q.ctid)
-        WHERE q.ctid = ANY (ARRAY(SELECT m.place FROM met m WHERE NOT m.is_in_turn AND m.turn_of IS NOT NULL))
+        SET (next_attempt_at, waits_for) = (
+                SELECT CASE WHEN m.turn_of IS NULL THEN now() + interval '1 s' ELSE 'infinity' END, m.turn_of
+                FROM met m WHERE m.place = q.ctid)
+        WHERE q.ctid = ANY (ARRAY(SELECT m.place FROM met m WHERE NOT m.is_in_turn))
     )
     SELECT array_agg(m.place) INTO in_turn FROM met m WHERE m.is_in_turn;
     RETURN in_turn;
@@ -116,7 +120,8 @@ BEGIN
     PERFORM FROM webhook.lane l
     WHERE l.endpoint_id = of_endpoint AND l.ordering_key = of_key AND l.event_id = from_event FOR UPDATE;
     IF NOT FOUND
-       OR EXISTS (SELECT FROM webhook.delivery_queue q WHERE q.event_id = from_event AND q.endpoint_id = of_endpoint)
+       OR EXISTS (SELECT FROM webhook.delivery_queue q
+                  WHERE q.event_id = from_event AND q.endpoint_id = of_endpoint AND q.ordering_key = of_key)
        OR (EXISTS (SELECT FROM webhook.dead_letter d WHERE d.event_id = from_event AND d.endpoint_id = of_endpoint)
            AND (SELECT (webhook.policy_of(e.policy)).on_blocked = 'wait' FROM webhook.endpoint e WHERE e.id = of_endpoint)) THEN
         RETURN;
@@ -145,17 +150,23 @@ CREATE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
 CREATE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
 
--- Once a minute: turns of deliveries that are gone are passed on, and what is parked without a reason is not any more.
+-- Once a minute: turns of deliveries that are gone are passed on, and what is parked without a reason is not any more. What is
+-- parked is read in the order of its keys, beside the lanes: a join the wrong way round would read all lanes for each.
 CREATE FUNCTION webhook.keep_order() RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_nestloop = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM webhook.pass_turn(l.endpoint_id, l.ordering_key, l.event_id)
-    FROM webhook.lane l
-    WHERE NOT EXISTS (SELECT FROM webhook.delivery_queue q WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id);
+    FROM (SELECT l.endpoint_id, l.ordering_key, l.event_id FROM webhook.lane l
+          WHERE NOT EXISTS (SELECT FROM webhook.delivery_queue q
+                            WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND q.ordering_key = l.ordering_key
+                            OFFSET 0)
+          FOR UPDATE SKIP LOCKED) l;
 
     PERFORM webhook.unpark(array_agg(q.event_id), array_agg(q.endpoint_id))
     FROM webhook.delivery_queue q
     LEFT JOIN webhook.lane l ON l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key
-    WHERE q.waits_for IS NOT NULL AND (l.event_id IS NULL OR l.event_id = q.event_id)
+    WHERE q.ordering_key IS NOT NULL AND q.waits_for IS NOT NULL AND (l.event_id IS NULL OR l.event_id = q.event_id)
     HAVING count(*) > 0;
 END $$;

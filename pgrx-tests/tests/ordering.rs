@@ -79,6 +79,12 @@ fn due_now(database: &Database, event: Uuid) {
     ));
 }
 
+fn wait_until_due(database: &Database, event: Uuid) {
+    database.wait_until(&format!(
+        "SELECT next_attempt_at <= now() FROM webhook.delivery_queue WHERE event_id = '{event}'"
+    ));
+}
+
 #[test]
 fn each_waits_for_the_one_before_it_and_other_keys_for_nobody() {
     let cluster = engine::idle_cluster();
@@ -307,7 +313,103 @@ fn whoever_keeps_the_one_in_turn_locked_keeps_only_its_key_waiting() {
     let [other] = emit_some(&database, "b");
     assert_eq!(next(&database), [other]);
     person.batch_execute("COMMIT").unwrap();
+    wait_until_due(&database, second);
     assert_eq!(next(&database), [second]);
+}
+
+#[test]
+fn many_of_a_key_that_is_locked_are_not_in_the_way_of_the_rest() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "on_blocked = 'wait'");
+    let [first] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 400);
+    let [second] = emit_some(&database, "a");
+    emit_some::<200>(&database, "a");
+    let [other] = emit_some(&database, "b");
+    let mut person = database.connect();
+    let discard = format!("BEGIN; SELECT webhook_discard('{first}')");
+    person.batch_execute(&discard).unwrap();
+
+    assert_eq!(
+        next(&database),
+        [other],
+        "behind twice of what a claim takes"
+    );
+    person.batch_execute("COMMIT").unwrap();
+    wait_until_due(&database, second);
+    assert_eq!(next(&database), [second]);
+}
+
+#[test]
+fn nobody_who_has_a_lane_locked_keeps_lost_claims_from_being_recovered() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "on_blocked = 'wait'");
+    let [first] = emit_some(&database, "a");
+    let [lost] = emit_some(&database, "b");
+    assert_eq!(next(&database), [first, lost]);
+    settle(&database, first, 400);
+    let mut person = database.connect();
+    let discard = format!("BEGIN; SELECT webhook_discard('{first}')");
+    person.batch_execute(&discard).unwrap();
+
+    database.execute("SET lock_timeout = '250 ms'; SELECT webhook.recover(2, '{}', '{}')");
+    assert_eq!(next(&database), [lost]);
+    person.batch_execute("ROLLBACK").unwrap();
+}
+
+#[test]
+fn what_was_parked_and_is_sent_again_by_hand_has_its_own_backoff() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    let write = |status: &str| {
+        database.execute(&format!(
+            "UPDATE webhook.delivery SET status = '{status}' WHERE event_id = '{second}'"
+        ))
+    };
+    write("CANCELLED");
+    settle(&database, first, 200);
+    write("PENDING");
+    assert_eq!(next(&database), [second]);
+    settle(&database, second, 500);
+    database.execute("SELECT webhook.keep_order()");
+    assert!(next(&database).is_empty(), "it is due in an hour");
+}
+
+#[test]
+fn the_time_that_a_person_chose_for_a_follower_counts_when_its_turn_comes() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    database.execute(&format!(
+        "UPDATE webhook.delivery SET next_attempt_at = now() + interval '1 h' WHERE event_id = '{second}'"
+    ));
+    settle(&database, first, 200);
+    assert!(next(&database).is_empty());
+    due_now(&database, second);
+    assert_eq!(next(&database), [second]);
+}
+
+#[test]
+fn whoever_takes_a_delivery_out_of_its_order_lets_the_others_go_on() {
+    let cluster = engine::idle_cluster();
+    let database = idle(&cluster, "");
+    let [first, second, third] = emit_some(&database, "a");
+    assert_eq!(next(&database), [first]);
+    settle(&database, first, 500);
+    let take_out = |event: Uuid| {
+        database.execute(&format!(
+            "UPDATE webhook.delivery SET ordering_key = NULL WHERE event_id = '{event}'"
+        ))
+    };
+    take_out(second);
+    assert_eq!(next(&database), [second], "nothing else holds it back");
+    take_out(first);
+    database.execute("SELECT webhook.keep_order()");
+    assert_eq!(next(&database), [third]);
 }
 
 #[test]
