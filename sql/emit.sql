@@ -133,6 +133,7 @@ CREATE FUNCTION @extschema@.webhook_emit(
 DECLARE
     new_event_id uuid := webhook.new_id();
     emitted_at timestamptz := clock_timestamp();
+    wanted_keys text[];
     earlier_event_id uuid;
     only_endpoints int[];
     size int;
@@ -166,11 +167,12 @@ BEGIN
         PERFORM webhook.refuse_size(size);
     END IF;
 
+    wanted_keys := webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type);
     INSERT INTO webhook.delivery_queue
         (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key, created_at)
     SELECT new_event_id, s.endpoint_id, webhook_emit.event_type, s.max_attempts, coalesce(webhook_emit.deliver_at, emitted_at),
            webhook_emit.expires_at, webhook_emit.ordering_key, webhook_emit.coalesce_key, emitted_at
-    FROM webhook.subscribers(webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type)) s
+    FROM webhook.subscribers(wanted_keys) s
     WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
       AND (s.filter IS NULL OR webhook.passes(s.filter, webhook_emit.event_type, webhook_emit.payload));
     IF FOUND THEN
@@ -206,10 +208,12 @@ BEGIN
     END IF;
 
     WITH kind AS MATERIALIZED (
-        SELECT DISTINCT v.event_type, coalesce(v.tenant, '') AS tenant FROM unnest(event_types, tenants) AS v (event_type, tenant)
+        SELECT v.event_type, coalesce(v.tenant, '') AS tenant, webhook.matching_keys(v.tenant, v.event_type) AS keys
+        FROM unnest(event_types, tenants) AS v (event_type, tenant)
+        GROUP BY v.event_type, v.tenant
     ), subscriber AS MATERIALIZED (
         SELECT k.event_type, k.tenant, s.endpoint_id, s.max_attempts, s.filter
-        FROM kind k CROSS JOIN LATERAL webhook.subscribers(webhook.matching_keys(nullif(k.tenant, ''), k.event_type)) s
+        FROM kind k CROSS JOIN LATERAL webhook.subscribers(k.keys) s
         WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
     )
     INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, created_at)

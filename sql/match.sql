@@ -11,28 +11,23 @@ CREATE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETUR
 CREATE INDEX endpoint_subscription ON webhook.endpoint
     USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
 
--- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the
--- tenant and for endpoints without one. Our own events, webhook.*, are not everybody's business. Then, as they are written,
--- the exclusions that apply to it; no key of an endpoint looks like one, since all of those have a space.
+-- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the tenant and for endpoints
+-- without one; but our own events, webhook.*, are not everybody's business. Among them, as they are written, the exclusions
+-- that apply to it; no key of an endpoint looks like one, since all of those have a space.
 CREATE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    keys text[] := ARRAY[' ' || event_type];
-    exclusions text[] := ARRAY['!' || event_type];
+    keys text[] := ARRAY[' ' || event_type, '!' || event_type, CASE WHEN event_type NOT LIKE 'webhook.%' THEN ' *' END];
     prefix text := event_type;
 BEGIN
     WHILE strpos(prefix, '.') > 0 LOOP
         prefix := left(prefix, -strpos(reverse(prefix), '.'));
-        keys := keys || (' ' || prefix || '.*');
-        exclusions := exclusions || ('!' || prefix || '.*');
+        keys := keys || ARRAY[' ' || prefix || '.*', '!' || prefix || '.*'];
     END LOOP;
-    IF event_type NOT LIKE 'webhook.%' THEN
-        keys := keys || ' *'::text;
-    END IF;
     IF tenant IS NOT NULL THEN
-        keys := keys || ARRAY(SELECT tenant || key FROM unnest(keys) AS key);
+        keys := keys || ARRAY(SELECT tenant || key FROM unnest(keys) AS key WHERE key LIKE ' %');
     END IF;
-    RETURN keys || exclusions;
+    RETURN keys;
 END $$;
 
 -- Who is subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees

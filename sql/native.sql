@@ -40,6 +40,12 @@ CREATE FUNCTION webhook.is_signed(secret text, id text, sent_at text, signatures
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_signed_wrapper';
 
+-- A row of a table as to_jsonb() makes it, but with the rights of the table's owner: a type may have a cast to JSON, and
+-- that is the owner's code.
+CREATE FUNCTION webhook.row_as_json(table_row anyelement, table_oid oid) RETURNS jsonb
+    LANGUAGE c STABLE STRICT
+    AS 'MODULE_PATHNAME', 'row_as_json';
+
 -- Wakes this database's worker when the current transaction commits.
 CREATE FUNCTION webhook.wake() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE

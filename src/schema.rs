@@ -23,7 +23,8 @@ extension_sql_file!(
     requires = ["endpoint"]
 );
 extension_sql_file!("../sql/emit.sql", name = "emit", requires = ["secrets"]);
-extension_sql_file!("../sql/breaker.sql", name = "breaker", requires = ["emit"]);
+extension_sql_file!("../sql/watch.sql", name = "watch", requires = ["emit"]);
+extension_sql_file!("../sql/breaker.sql", name = "breaker", requires = ["watch"]);
 extension_sql_file!(
     "../sql/parking.sql",
     name = "parking",
