@@ -111,6 +111,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (OPERATE, "SELECT webhook_discard_failed('*')".into()),
         (OPERATE, format!("SELECT webhook_cancel('{event}')")),
         (OPERATE, format!("SELECT webhook_redact('{event}')")),
+        (EMIT, "CREATE TEMPORARY TABLE orders (); SELECT webhook_watch('orders', 'order'); SELECT webhook_unwatch('orders')".into()),
         (ADMIN, "SELECT url FROM webhook.endpoint".into()),
         (ADMIN, "SELECT headers FROM webhook.endpoint".into()),
         (ADMIN, "SELECT template FROM webhook.endpoint".into()),
@@ -135,6 +136,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         // What runs as the worker, or gives privileges away, is nobody's but the owner's.
         (NOBODY, "CREATE TRIGGER mine AFTER INSERT ON webhook.attempt EXECUTE FUNCTION suppress_redundant_updates_trigger()".into()),
         (NOBODY, "CREATE TABLE webhook.mine ()".into()),
+        (NOBODY, "SELECT webhook.row_as_json(ROW(1), 'pg_class'::regclass)".into()),
         (NOBODY, "TRUNCATE webhook.event".into()),
         (NOBODY, format!("SELECT webhook_grant('{}', 'admin')", stage.role("no"))),
         (NOBODY, format!("SELECT webhook_revoke('{}', 'admin')", stage.role("no"))),
@@ -223,7 +225,10 @@ fn every_function_that_people_call_has_its_levels() {
         ("webhook_secret", ADMIN),
         ("webhook_status", READ),
         ("webhook_test", OPERATE),
+        ("webhook_trigger", EMIT),
+        ("webhook_unwatch", EMIT),
         ("webhook_verify", ALL),
+        ("webhook_watch", EMIT),
         ("webhook_why", READ),
     ];
     let expected: Vec<(String, Vec<String>)> = (expected.iter())
@@ -277,6 +282,34 @@ fn what_was_granted_is_revoked_to_the_last_privilege() {
             "SELECT webhook_revoke('{role}', '{level}'); DROP ROLE {role}"
         ));
     }
+    // What another level needs stays.
+    let role = format!("{}_both", database.name());
+    let may =
+        |privilege: &str| -> bool { database.query_one_value(&format!("SELECT has_{privilege}")) };
+    let reads = format!(
+        "table_privilege('{role}', 'webhook.event', 'SELECT') AND has_schema_privilege('{role}', 'webhook', 'USAGE')"
+    );
+    let emits = format!(
+        "function_privilege('{role}', 'webhook_emit_many(text, jsonb[], timestamptz, timestamptz, text, text[])', 'EXECUTE')"
+    );
+    database.execute(&format!(
+        "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit'), webhook_grant('{role}', 'operate');
+         SELECT webhook_revoke('{role}', 'emit'), webhook_revoke('{role}', 'read')"
+    ));
+    assert!(may(&reads) && !may(&emits));
+    database.execute(&format!(
+        "SELECT webhook_grant('{role}', 'emit'), webhook_revoke('{role}', 'operate')"
+    ));
+    assert!(
+        may(&emits)
+            && !may(&format!(
+                "table_privilege('{role}', 'webhook.event', 'SELECT')"
+            ))
+    );
+    database.execute(&format!(
+        "SELECT webhook_revoke('{role}', 'emit'); DROP ROLE {role}"
+    ));
+
     let refusal = database.refusal("SELECT webhook_grant('postgres', 'owner')");
     assert_eq!(refusal.message(), "level \"owner\" does not exist");
     assert_eq!(
