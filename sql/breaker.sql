@@ -308,7 +308,7 @@ BEGIN
             WHERE q.endpoint_id = due.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at < 'infinity'
               AND q.event_type <> 'webhook.test'
               AND (q.next_attempt_at <= now() OR q.claimed_at IS NOT NULL) AND webhook.has_time(q.expires_at)
-              AND webhook.has_its_turn(q)
+              AND webhook.has_its_turn(q) AND NOT webhook.is_superseded(q)
             ORDER BY q.next_attempt_at, q.event_id
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) q

@@ -2,10 +2,14 @@
 -- sent. A delivery that an event emitted later supersedes becomes CANCELLED, reason coalesced. What is in flight is not
 -- called back.
 --
--- Emit supersedes what it sees, without waiting for anybody. Two who emit at the same time do not see each other's events; so
--- the claim looks once more, and takes nothing that has a newer one behind it.
+-- Emit supersedes what it sees, without waiting for anybody. Two who emit at the same time do not see each other's events, and
+-- what was in flight may come back for another attempt; so the claim looks once more, and takes nothing that has a newer one
+-- behind it, nor one whose newer one has been sent already: that would overwrite at the receiver what is newer. What a person
+-- sends again by webhook_resend() or with an UPDATE is sent all the same; it has lost its key (requeue(), manual_update()).
 
 CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
+CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
+    WHERE coalesce_key IS NOT NULL AND status = 'SENT';
 
 -- What is older than this event and waits for an endpoint that it goes to.
 CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text) RETURNS void
@@ -26,6 +30,25 @@ BEGIN
     HAVING count(*) > 0;
 END $$;
 
+-- Whether a newer one waits, is in flight or has been sent. With the settings of the caller, who asks for row after row.
+CREATE FUNCTION webhook.is_superseded(q webhook.delivery_queue) RETURNS boolean
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    of_tenant text;
+BEGIN
+    IF q.coalesce_key IS NULL THEN
+        RETURN false;
+    END IF;
+    of_tenant := (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id);
+    RETURN EXISTS (SELECT FROM webhook.delivery_queue newer
+                   WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = q.coalesce_key AND newer.event_id > q.event_id
+                     AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant)
+        OR EXISTS (SELECT FROM webhook.delivery_history newer
+                   WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = q.coalesce_key AND newer.event_id > q.event_id
+                     AND newer.status = 'SENT'
+                     AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant);
+END $$;
+
 -- Of these places, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
 CREATE FUNCTION webhook.newest(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
@@ -37,12 +60,7 @@ BEGIN
     SELECT array_agg(q.ctid) AS places, array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids
     INTO superseded
     FROM webhook.delivery_queue q
-    WHERE q.ctid = ANY (places) AND q.coalesce_key IS NOT NULL
-      AND EXISTS (SELECT FROM webhook.delivery_queue newer
-                  WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = q.coalesce_key AND newer.event_id > q.event_id
-                    AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id)
-                        IS NOT DISTINCT FROM (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id)
-                  OFFSET 0);
+    WHERE q.ctid = ANY (places) AND webhook.is_superseded(q);
     IF superseded.places IS NULL THEN
         RETURN places;
     END IF;

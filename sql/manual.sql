@@ -40,6 +40,9 @@ BEGIN
         IF NEW.next_attempt_at = OLD.next_attempt_at THEN
             NEW.next_attempt_at := now();
         END IF;
+        IF OLD.status IN ('SENT', 'CANCELLED') THEN
+            NEW.coalesce_key := NULL;
+        END IF;
         IF NEW.expires_at = OLD.expires_at AND NOT webhook.has_time(NEW.expires_at) THEN
             NEW.expires_at := NULL;
         END IF;

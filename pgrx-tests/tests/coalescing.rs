@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::engine::{self, Wish};
+use webhook_e2e::engine::{self, Claim, Outcome, Wish};
 use webhook_e2e::{Cluster, Database, Receiver};
 
 const PAUSE: &str = "SELECT webhook_pause('orders')";
@@ -157,4 +157,98 @@ fn with_an_ordering_key_the_turn_passes_on() {
     let new = emit(&mut client, "order-1", both);
     assert_eq!(end_of(&database, old), "CANCELLED coalesced");
     assert_eq!(engine::claim(&mut client, 1, &[wish])[0].event, new);
+}
+
+/// Claims at the only endpoint, where nobody else does.
+#[track_caller]
+fn next(database: &Database) -> Vec<Claim> {
+    let endpoint = database.query_one_value("SELECT id FROM webhook.endpoint");
+    let wish = Wish {
+        endpoint,
+        capacity: 10,
+        in_flight: 0,
+    };
+    engine::claim(&mut database.connect(), 1, &[wish])
+}
+
+#[track_caller]
+fn settle(database: &Database, claim: Claim, status: i32) {
+    let now = database.query_one_value("SELECT extract(epoch FROM now())::float8");
+    let outcome = Outcome::status(status, now);
+    engine::settle(&mut database.connect(), &[(claim, outcome)]);
+}
+
+fn due_now(database: &Database) {
+    database
+        .execute("UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'");
+}
+
+/// An older event whose first attempt ends after the newer one was sent.
+fn overtaken(database: &Database, status: i32) -> Uuid {
+    let mut client = database.connect();
+    let older = emit(&mut client, "order-1", "");
+    let first = next(database)[0];
+    emit(&mut client, "order-1", "");
+    settle(database, next(database)[0], 200);
+    settle(database, first, status);
+    older
+}
+
+#[test]
+fn what_was_in_flight_is_not_tried_again_after_the_newer_one_was_sent() {
+    let cluster = engine::idle_cluster();
+    let database = database(&cluster, "http://127.0.0.1:9/");
+    let older = overtaken(&database, 500);
+    assert_eq!(end_of(&database, older), "PENDING HTTP 500");
+    due_now(&database);
+    assert_eq!(next(&database), []);
+    assert_eq!(end_of(&database, older), "CANCELLED coalesced");
+}
+
+#[test]
+fn what_commits_after_the_newer_one_was_sent_is_not_sent() {
+    let cluster = engine::idle_cluster();
+    let database = database(&cluster, "http://127.0.0.1:9/");
+    let (mut slow, mut client) = (database.connect(), database.connect());
+    slow.batch_execute("BEGIN").unwrap();
+    let older = emit(&mut slow, "order-1", "");
+    let of_another = emit(&mut slow, "order-1", ", tenant => 'other'");
+    emit(&mut client, "order-1", "");
+    settle(&database, next(&database)[0], 200);
+    slow.batch_execute("COMMIT").unwrap();
+    let claimed: Vec<Uuid> = next(&database).iter().map(|claim| claim.event).collect();
+    assert_eq!(claimed, [of_another]);
+    assert_eq!(end_of(&database, older), "CANCELLED coalesced");
+}
+
+#[test]
+fn the_probe_is_none_that_was_superseded() {
+    let cluster = engine::idle_cluster();
+    let database = database(&cluster, "http://127.0.0.1:9/");
+    overtaken(&database, 500);
+    let plain = database.emit("order.changed", json!({}));
+    database.execute(
+        "UPDATE webhook.breaker SET state = 'OPEN', opened_at = now(), trips = 1, probe_at = now()",
+    );
+    let claimed: Vec<Uuid> = next(&database).iter().map(|claim| claim.event).collect();
+    assert_eq!(claimed, [plain]);
+}
+
+#[test]
+fn a_replay_is_coalesced_and_a_resend_is_sent_all_the_same() {
+    let cluster = engine::idle_cluster();
+    let database = database(&cluster, "http://127.0.0.1:9/");
+    let older = overtaken(&database, 400);
+    database.execute(&format!("SELECT webhook_replay('{older}')"));
+    assert_eq!(next(&database), []);
+    assert_eq!(end_of(&database, older), "CANCELLED coalesced");
+
+    database.execute(&format!("SELECT webhook_resend('{older}')"));
+    let again = next(&database);
+    assert_eq!(again[0].event, older);
+    database.execute(&format!("SELECT webhook_cancel('{older}')"));
+    database.execute(&format!(
+        "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{older}'"
+    ));
+    assert_eq!(next(&database)[0].event, older);
 }
