@@ -284,10 +284,13 @@ BEGIN
 END $$;
 
 -- Where claim() finds the deliveries that go out although nothing else may: one probe for each breaker that is due
--- for it, and tests. The probe is what has waited longest, retries that wait for their time included.
+-- for it, and tests. The probe is what has waited longest, retries that wait for their time included; not what has to wait for
+-- its turn or was superseded. Of that no more than a page is passed over, and then parked or cancelled as in claim(), so that
+-- the next call gets further.
 CREATE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    page_size CONSTANT int := 200;
     probes tid[];
     tests tid[];
 BEGIN
@@ -304,13 +307,15 @@ BEGIN
             LIMIT 1
         ) served
         CROSS JOIN LATERAL (
-            SELECT q.ctid AS place, q.event_id, q.claim_seq FROM webhook.delivery_queue q
-            WHERE q.endpoint_id = due.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at < 'infinity'
-              AND q.event_type <> 'webhook.test'
-              AND (q.next_attempt_at <= now() OR q.claimed_at IS NOT NULL) AND webhook.has_time(q.expires_at)
-              AND webhook.has_its_turn(q) AND NOT webhook.is_superseded(q)
-            ORDER BY q.next_attempt_at, q.event_id
-            LIMIT 1 FOR UPDATE SKIP LOCKED
+            SELECT met.place, (met.q).event_id, (met.q).claim_seq
+            FROM (SELECT q.ctid AS place, q FROM webhook.delivery_queue q
+                  WHERE q.endpoint_id = due.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at < 'infinity'
+                    AND q.event_type <> 'webhook.test'
+                    AND (q.next_attempt_at <= now() OR q.claimed_at IS NOT NULL) AND webhook.has_time(q.expires_at)
+                  ORDER BY q.next_attempt_at, q.event_id
+                  LIMIT page_size FOR UPDATE SKIP LOCKED) met
+            WHERE webhook.has_its_turn(met.q) AND NOT webhook.is_superseded(met.q)
+            LIMIT 1
         ) q
     ), half_open AS (
         UPDATE webhook.breaker b
@@ -319,6 +324,18 @@ BEGIN
         FROM probe WHERE b.endpoint_id = probe.endpoint_id
     )
     SELECT array_agg(probe.place) INTO probes FROM probe;
+
+    PERFORM webhook.in_order(webhook.newest(array_agg(q.place)))
+    FROM webhook.breaker b
+    CROSS JOIN LATERAL (
+        SELECT q.ctid AS place FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
+          AND num_nonnulls(q.ordering_key, q.coalesce_key) > 0 AND webhook.has_time(q.expires_at)
+        ORDER BY q.next_attempt_at, q.event_id
+        LIMIT page_size FOR UPDATE SKIP LOCKED
+    ) q
+    WHERE b.endpoint_id = ANY (endpoint_ids) AND b.state <> 'CLOSED' AND webhook.probe_is_due(b)
+    HAVING count(*) > 0;
 
     SELECT array_agg(q.place) INTO tests
     FROM webhook.breaker b

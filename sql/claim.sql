@@ -107,7 +107,8 @@ BEGIN
                     FROM webhook.delivery_queue q
                     WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
                       AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
-                      AND (q.next_attempt_at <= now() OR (q.claimed_at < guard.retries_before AND q.next_attempt_at < 'infinity'))
+                      AND q.next_attempt_at < 'infinity'
+                      AND (q.next_attempt_at <= now() OR q.claimed_at < guard.retries_before)
                       AND webhook.has_time(q.expires_at)
                     ORDER BY q.next_attempt_at, q.event_id
                     LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
@@ -139,7 +140,7 @@ BEGIN
     WITH claimed AS (
         UPDATE webhook.delivery_queue q
         SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
-            claimed_at = now(), claimed_by = instance
+            claimed_at = now(), claimed_by = instance, waits_for = NULL
         WHERE q.ctid = ANY (picked || exceptions)
         RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
     )

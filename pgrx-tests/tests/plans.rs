@@ -56,6 +56,79 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
     every_call_reads_little(&mut client);
 }
 
+/// Ordered, by ten keys, and coalesced, each by a key of its own.
+const EMIT_WITH_KEYS: &str = "
+    SELECT webhook_emit('type.1', ordering_key => (n % 10)::text, coalesce_key => n::text) FROM generate_series(1, $1) n";
+
+#[test]
+fn a_plan_made_for_an_empty_queue_serves_a_backlog_with_keys() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("keys");
+    let mut client = planned_while_empty(&database, 1);
+    // What concerns keys is planned with the first of them.
+    client.execute(EMIT_WITH_KEYS, &[&2]).unwrap();
+    client.batch_execute(CLAIM).unwrap();
+    client
+        .batch_execute("DELETE FROM webhook.delivery")
+        .unwrap();
+    client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
+    every_call_reads_little(&mut client);
+}
+
+#[test]
+fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("turns");
+    let mut client = planned_while_empty(&database, 1);
+    client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
+    // Those in turn wait for their retry, behind all that has never been met.
+    let open = "
+        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{0}', '{1000000}', 1000000);
+        SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
+        SET webhook.engine = on;
+        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
+        RESET webhook.engine;
+        INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
+    client.batch_execute(open).unwrap();
+    let before = index_reads(&mut client);
+    client.batch_execute(CLAIM).unwrap();
+    let reads = index_reads(&mut client) - before;
+    assert!(reads < QUEUED / 2, "{reads} index entries");
+
+    // Call by call it gets there.
+    let mut probing = false;
+    for _ in 0..QUEUED / BATCH {
+        client.batch_execute(CLAIM).unwrap();
+        let state = "SELECT state = 'HALF_OPEN' FROM webhook.breaker";
+        probing = client.query_one(state, &[]).unwrap().get(0);
+        if probing {
+            break;
+        }
+    }
+    assert!(probing);
+}
+
+#[test]
+fn retries_are_brought_forward_past_all_that_wait_for_their_turn() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("forward");
+    let mut client = planned_while_empty(&database, 1);
+    client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
+    let close = "
+        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{0}', '{1000000}', 1000000);
+        SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
+        SET webhook.engine = on;
+        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
+        UPDATE webhook.delivery_queue SET next_attempt_at = 'infinity', waits_for = event_id WHERE claimed_at IS NULL;
+        RESET webhook.engine;
+        INSERT INTO webhook.breaker (endpoint_id, retries_before) VALUES (1, now());
+        VACUUM webhook.delivery_queue;";
+    for statement in close.split_inclusive(';') {
+        client.batch_execute(statement).unwrap();
+    }
+    every_call_reads_little(&mut client);
+}
+
 /// A session that has made its plans for a queue that it knows to be empty.
 fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
     let mut client = database.connect();
