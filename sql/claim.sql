@@ -85,7 +85,7 @@ DECLARE
     some_are_ordered boolean;
     some_are_coalesced boolean;
 BEGIN
-    FOR round IN 1..20 LOOP
+    FOR round IN 1..5 LOOP
         SELECT array_agg(met.place) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced)
         INTO picked, some_are_ordered, some_are_coalesced
         FROM (

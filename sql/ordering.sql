@@ -24,7 +24,8 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');
 
 CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, ordering_key, event_id) WHERE ordering_key IS NOT NULL;
 
--- Of these places, which the caller has locked, those that may be claimed; the others are parked. Where somebody has locked the
+-- Of these places, which the caller has locked, those that may be claimed; the others are parked, and some of those behind them
+-- too, which the caller would meet next. Where somebody has locked the
 -- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
 -- places are put off for a second, so that they are not in the way of what is behind them.
 CREATE FUNCTION webhook.in_order(places tid[]) RETURNS tid[]
@@ -54,7 +55,7 @@ BEGIN
 
     -- While the lane is locked nobody passes its turn on without seeing who was parked behind it.
     WITH met AS MATERIALIZED (
-        SELECT q.ctid AS place, lane.event_id AS turn_of,
+        SELECT q.ctid AS place, q.endpoint_id, q.ordering_key, q.event_id, lane.event_id AS turn_of,
                q.ordering_key IS NULL OR coalesce(lane.event_id = q.event_id, false) AS is_in_turn
         FROM webhook.delivery_queue q
         LEFT JOIN LATERAL (
@@ -63,12 +64,25 @@ BEGIN
             LIMIT 1 FOR SHARE SKIP LOCKED
         ) lane ON true
         WHERE q.ctid = ANY (places)
+    ), last_met AS MATERIALIZED (
+        SELECT DISTINCT ON (m.endpoint_id, m.ordering_key) m.endpoint_id, m.ordering_key, m.event_id, m.turn_of
+        FROM met m WHERE NOT m.is_in_turn AND m.turn_of IS NOT NULL
+        ORDER BY m.endpoint_id, m.ordering_key, m.event_id DESC
+    ), behind AS MATERIALIZED (
+        SELECT m.place, CASE WHEN m.turn_of IS NULL THEN now() + interval '1 s' ELSE 'infinity' END AS due_at, m.turn_of
+        FROM met m WHERE NOT m.is_in_turn
+        UNION ALL
+        SELECT q.place, 'infinity', l.turn_of
+        FROM last_met l
+        CROSS JOIN LATERAL (
+            SELECT q.ctid AS place FROM webhook.delivery_queue q
+            WHERE q.endpoint_id = l.endpoint_id AND q.ordering_key = l.ordering_key AND q.event_id > l.event_id
+              AND q.event_id <> l.turn_of AND q.status = 'PENDING' AND q.waits_for IS NULL AND q.next_attempt_at <= now()
+            ORDER BY q.endpoint_id, q.ordering_key, q.event_id
+            LIMIT 20 FOR UPDATE SKIP LOCKED
+        ) q
     ), parked AS (
-        UPDATE webhook.delivery_queue q
-        SET (next_attempt_at, waits_for) = (
-                SELECT CASE WHEN m.turn_of IS NULL THEN now() + interval '1 s' ELSE 'infinity' END, m.turn_of
-                FROM met m WHERE m.place = q.ctid)
-        WHERE q.ctid = ANY (ARRAY(SELECT m.place FROM met m WHERE NOT m.is_in_turn))
+        UPDATE webhook.delivery_queue q SET next_attempt_at = b.due_at, waits_for = b.turn_of FROM behind b WHERE q.ctid = b.place
     )
     SELECT array_agg(m.place) INTO in_turn FROM met m WHERE m.is_in_turn;
     RETURN in_turn;
@@ -92,14 +106,14 @@ BEGIN
     RETURN turn_of = q.event_id;
 END $$;
 
--- Parked deliveries whose time has come are due.
+-- Parked deliveries whose time has come are due, and before what was emitted after them.
 CREATE FUNCTION webhook.unpark(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
     SET webhook.engine = on AS $$
 BEGIN
-    UPDATE webhook.delivery_queue SET next_attempt_at = now(), waits_for = NULL
+    UPDATE webhook.delivery_queue SET next_attempt_at = created_at, waits_for = NULL
     WHERE ctid = ANY (ARRAY(
         SELECT q.place FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
         CROSS JOIN LATERAL (

@@ -9,7 +9,8 @@ const PAUSE: &str = "SELECT webhook_pause('orders')";
 
 fn database(cluster: &Cluster, url: &str) -> Database {
     let database = cluster.database("coalescing");
-    database.add_endpoint("orders", url);
+    // Its retries wait for 30 s.
+    database.add_endpoint_with("orders", url, "policy => 'standard'");
     database
 }
 

@@ -423,7 +423,7 @@ fn many_followers_are_parked_once_and_not_met_again() {
     let [other] = emit_some(&database, "b");
     // The other key is found behind all of them.
     let mut met = HashSet::new();
-    for _ in 0..10 {
+    for _ in 0..20 {
         met.extend(next(&database));
     }
     assert!(met.contains(&other));
