@@ -81,7 +81,8 @@ pgtest: setup ## tests that run inside a backend
 e2e: install venv ## end-to-end tests: real servers, real HTTP
 	cargo test --package webhook-e2e
 
-bench: install ## commit to receipt on an idle server, and what retention costs delivery
+bench: install ## what emitting costs, commit to receipt on an idle server, what retention costs delivery
+	cargo run --release --quiet --package webhook-e2e --bin emit
 	cargo run --release --quiet --package webhook-e2e --bin latency
 	cargo run --release --quiet --package webhook-e2e --bin retention
 
