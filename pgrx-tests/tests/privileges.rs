@@ -390,6 +390,15 @@ fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
 
     for call in [
         "SELECT public.webhook_emit('order.created', '{\"a\": 1}', tenant => 'acme')".to_owned(),
+        "SELECT public.webhook_emit('order.created', idempotency_key => 'k', ordering_key => 'k', coalesce_key => 'k',
+                                    expires_at => '2100-01-01', endpoints => '{orders}')".into(),
+        "SELECT public.webhook_emit_many('order.created', '{1,2}')".into(),
+        "CREATE TEMPORARY TABLE watched (id int, name text);
+         SELECT public.webhook_watch('pg_temp.watched', 'item', changed => '{name}', exclude => '{id}', tenant_column => 'name');
+         INSERT INTO pg_temp.watched VALUES (1, 'a'), (2, 'b');
+         UPDATE pg_temp.watched SET name = 'c';
+         DELETE FROM pg_temp.watched;
+         SELECT public.webhook_unwatch('pg_temp.watched')".into(),
         "SELECT * FROM public.webhook_status()".into(),
         format!("SELECT public.webhook_why('{event}')"),
         "SELECT * FROM webhook.endpoint_status".into(),
