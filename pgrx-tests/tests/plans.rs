@@ -14,12 +14,8 @@ fn a_plan_made_for_an_empty_queue_serves_one_endpoint_with_a_backlog() {
     let cluster = Cluster::builder().setting("webhook.enabled = off").start();
     let database = cluster.database("backlog");
     let mut client = planned_while_empty(&database, 1);
-    client
-        .execute(
-            "SELECT webhook_emit('type.1') FROM generate_series(1, $1)",
-            &[&(QUEUED as i32)],
-        )
-        .unwrap();
+    let emit = "SELECT webhook_emit('type.1', expires_at => now() + interval '1 h') FROM generate_series(1, $1)";
+    client.execute(emit, &[&(QUEUED as i32)]).unwrap();
     every_call_reads_little(&mut client);
 }
 
@@ -140,6 +136,7 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
         .unwrap();
     for _ in 0..10 {
         client.batch_execute(AGENDA).unwrap();
+        client.batch_execute(EXPIRE).unwrap();
         client.batch_execute(CLAIM).unwrap();
         client.batch_execute(SETTLE).unwrap();
     }
@@ -147,6 +144,7 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
 }
 
 const AGENDA: &str = "SELECT * FROM webhook.agenda(0, 100)";
+const EXPIRE: &str = "SELECT webhook.expire_overdue(100)";
 const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{0}', '{1000000}', 1000000)";
 const SETTLE: &str = "SELECT webhook.settle(
         array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
@@ -154,7 +152,7 @@ const SETTLE: &str = "SELECT webhook.settle(
     FROM webhook.delivery_queue WHERE status = 'SENDING' HAVING count(*) > 0";
 
 fn every_call_reads_little(client: &mut Client) {
-    for call in [AGENDA, CLAIM] {
+    for call in [AGENDA, EXPIRE, CLAIM] {
         let before = index_reads(client);
         client.batch_execute(call).unwrap();
         let reads = index_reads(client) - before;
