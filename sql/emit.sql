@@ -64,11 +64,13 @@ END $$;
 
 -- The endpoints of these names; null for null, which stands for all. No names are suggested: who may emit may not see them.
 CREATE FUNCTION webhook.require_endpoints(endpoint_names text[]) RETURNS int[]
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     unknown text;
 BEGIN
-    IF cardinality(endpoint_names) = 0 OR array_position(endpoint_names, NULL) IS NOT NULL THEN
+    IF endpoint_names IS NULL THEN
+        RETURN NULL;
+    ELSIF cardinality(endpoint_names) = 0 OR array_position(endpoint_names, NULL) IS NOT NULL THEN
         RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Leave it null for all endpoints that want the event.';
     END IF;
