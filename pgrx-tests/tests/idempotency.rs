@@ -321,18 +321,6 @@ fn keys_are_removed_when_their_window_is_over() {
 }
 
 #[test]
-fn keys_survive_a_dump() {
-    let cluster = Cluster::shared();
-    let database = database();
-    let event = emit(&mut database.connect(), "k");
-    let dump = (cluster.program("pg_dump").arg(database.name()).output()).unwrap();
-    assert!(dump.status.success());
-    let dump = String::from_utf8(dump.stdout).unwrap();
-    let copied = dump.split_once("COPY webhook.idempotency ").unwrap().1;
-    assert!(copied.contains(&event.to_string()), "{copied}");
-}
-
-#[test]
 fn keys_that_are_not_valid_are_refused() {
     let database = database();
     for key in ["''", "repeat('k', 201)"] {

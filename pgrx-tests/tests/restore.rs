@@ -185,7 +185,7 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     let secret = database.add_endpoint_with(
         "parked",
         &receiver.url("/parked"),
-        "policy => 'fast', event_types => '{parked}', tenant => 'acme'",
+        "policy => 'fast', event_types => '{parked, !parked.long}', tenant => 'acme', filter => '$.data.answer == 42'",
     );
     database.execute(
         "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'parked';
