@@ -90,7 +90,8 @@ CREATE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
-    batch_size constant int := 1000;
+    batch_rows constant int := 1000;
+    batch_bytes constant bigint := 16 * 1024 * 1024;
     options jsonb := coalesce(TG_ARGV[1], '{}');
     is_choosy boolean := options ?| '{changed,include,exclude,tenant_column}';
     only_warns boolean := coalesce(options ->> 'on_error' = 'warn', false);
@@ -105,7 +106,9 @@ DECLARE
     old_json jsonb;
     hidden text[];
     ignored text[];
+    payload jsonb;
     payloads jsonb[] := '{}';
+    bytes bigint := 0;
     tenants text[] := '{}';
     lost bigint := 0;
     problem text;
@@ -113,7 +116,8 @@ BEGIN
     IF TG_WHEN <> 'AFTER' THEN
         PERFORM webhook.refuse_trigger(format('it is called %s the operation', TG_WHEN), 'Make it an AFTER trigger, of a table.');
     ELSIF TG_NARGS NOT IN (1, 2) OR jsonb_typeof(options) <> 'object'
-          OR options - '{changed,include,exclude,tenant_column,on_error}'::text[] <> '{}' THEN
+          OR options - '{changed,include,exclude,tenant_column,on_error}'::text[] <> '{}' OR options ?& '{include,exclude}'
+          OR options ->> 'on_error' NOT IN ('raise', 'warn') THEN
         PERFORM webhook.refuse_trigger('its arguments are not the type of an event and options that it knows',
             'Such as webhook_trigger(''order.updated'', ''{"changed": ["status"]}''); webhook_watch() makes a trigger for you.');
     ELSIF NOT by_row THEN
@@ -121,12 +125,6 @@ BEGIN
         IF new_table <> 'new_rows' OR old_table <> 'old_rows' THEN
             PERFORM webhook.refuse_trigger('its transition tables have other names',
                 'Call them REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows.');
-        END IF;
-        IF new_table IS NOT NULL THEN
-            OPEN new_cursor NO SCROLL FOR SELECT * FROM new_rows;
-        END IF;
-        IF old_table IS NOT NULL THEN
-            OPEN old_cursor NO SCROLL FOR SELECT * FROM old_rows;
         END IF;
         IF new_table IS NOT NULL AND old_table IS NOT NULL THEN
             IF (SELECT count(*) FROM new_rows) <> (SELECT count(*) FROM old_rows) THEN
@@ -137,6 +135,12 @@ BEGIN
                 END IF;
                 PERFORM webhook.refuse_trigger(problem, 'Let that trigger raise an error instead, or make this one FOR EACH ROW.');
             END IF;
+        END IF;
+        IF new_table IS NOT NULL THEN
+            OPEN new_cursor NO SCROLL FOR SELECT * FROM new_rows;
+        END IF;
+        IF old_table IS NOT NULL THEN
+            OPEN old_cursor NO SCROLL FOR SELECT * FROM old_rows;
         END IF;
     END IF;
 
@@ -160,9 +164,11 @@ BEGIN
             END IF;
             -- Without both of them, or where all columns count, this is null.
             IF (new_json - ignored = old_json - ignored) IS NOT TRUE THEN
-                payloads := payloads || jsonb_build_object(
+                payload := jsonb_build_object(
                     'type', TG_OP, 'schema', TG_TABLE_SCHEMA, 'table', TG_TABLE_NAME,
                     'record', new_json - coalesce(hidden, '{}'), 'old_record', old_json - coalesce(hidden, '{}'));
+                payloads := payloads || payload;
+                bytes := bytes + pg_column_size(payload);
                 tenants := tenants || (coalesce(new_json, old_json) ->> (options ->> 'tenant_column'));
             END IF;
         EXCEPTION WHEN OTHERS THEN
@@ -174,16 +180,24 @@ BEGIN
         END;
 
         EXIT WHEN num_nonnulls(new_table, old_table) = 0;
-        IF cardinality(payloads) = batch_size THEN
+        IF cardinality(payloads) = batch_rows OR bytes >= batch_bytes THEN
             IF only_warns THEN
                 SELECT p.lost, p.problem INTO lost, problem FROM webhook.emit_possible_changes(TG_ARGV[0], payloads, tenants, lost, problem) p;
             ELSE
                 PERFORM webhook.emit_changes(TG_ARGV[0], payloads, tenants);
             END IF;
             payloads := '{}';
+            bytes := 0;
             tenants := '{}';
         END IF;
     END LOOP;
+    -- Or they would stay until the transaction ends.
+    IF new_table IS NOT NULL THEN
+        CLOSE new_cursor;
+    END IF;
+    IF old_table IS NOT NULL THEN
+        CLOSE old_cursor;
+    END IF;
 
     IF only_warns THEN
         SELECT p.lost, p.problem INTO lost, problem FROM webhook.emit_possible_changes(TG_ARGV[0], payloads, tenants, lost, problem) p;

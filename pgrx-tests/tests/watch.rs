@@ -110,6 +110,29 @@ fn a_statement_emits_all_its_rows_in_order() {
 }
 
 #[test]
+fn large_rows_are_emitted_in_smaller_batches() {
+    let database = watched("");
+    database
+        .execute("INSERT INTO orders SELECT n, repeat('x', 900000) FROM generate_series(1, 50) n");
+    let created: Vec<_> = (1..=50)
+        .map(|id| change("order.created", NONE, json!(id)))
+        .collect();
+    assert_eq!(take_ids(&database), created);
+}
+
+#[test]
+fn no_cursor_is_left_open() {
+    let database = watched("");
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    let write = "INSERT INTO orders VALUES (1); UPDATE orders SET status = 'x'; DELETE FROM orders";
+    transaction.batch_execute(write).unwrap();
+    let unnamed = "SELECT count(*) FROM pg_cursors WHERE name LIKE '<unnamed%'";
+    let open: i64 = transaction.query_one(unnamed, &[]).unwrap().get(0);
+    assert_eq!(open, 0);
+}
+
+#[test]
 fn a_statement_without_rows_emits_nothing() {
     let database = watched("");
     database.execute("INSERT INTO orders SELECT 1 WHERE false; UPDATE orders SET status = 'x'; DELETE FROM orders");
@@ -753,6 +776,16 @@ fn triggers_by_hand_that_cannot_work_say_why() {
         (
             "AFTER INSERT ON orders FOR EACH ROW",
             "('a', '{\"chnaged\": [\"id\"]}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"on_error\": \"ignore\"}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"include\": [\"id\"], \"exclude\": [\"card\"]}')",
             "39P01",
         ),
         (
