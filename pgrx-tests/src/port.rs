@@ -1,6 +1,6 @@
 //! Ports that stay ours while nobody listens on them.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpStream};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,6 +17,7 @@ pub fn free() -> u16 {
     (0..COUNT)
         .map(|_| start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)))
         .map(|n| (FIRST + n % COUNT) as u16)
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        // By knocking and not by listening: a process that another thread forks meanwhile would keep the port in use.
+        .find(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_err())
         .expect("no free port on loopback")
 }
