@@ -130,6 +130,17 @@ impl Database {
     }
 
     /// Waits until all of the event's deliveries have this status.
+    /// The names of those that have a delivery of the event.
+    #[track_caller]
+    pub fn endpoints_of(&self, event_id: Uuid) -> Vec<String> {
+        let rows = self.connect().query(
+            "SELECT e.name FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
+             WHERE d.event_id = $1 ORDER BY e.name",
+            &[&event_id],
+        );
+        (rows.unwrap().iter()).map(|row| row.get(0)).collect()
+    }
+
     #[track_caller]
     pub fn wait_for_status(&self, event_id: Uuid, status: &str) {
         let mut client = self.connect();

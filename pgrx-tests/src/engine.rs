@@ -4,6 +4,7 @@ use postgres::GenericClient;
 use uuid::Uuid;
 
 use crate::cluster::Cluster;
+use crate::database::Database;
 
 /// A cluster where nobody claims but the test, in sessions like the worker's.
 pub fn idle_cluster() -> Cluster {
@@ -51,6 +52,19 @@ pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) ->
             earlier_attempts: row.get(3),
         })
         .collect()
+}
+
+/// All that is due at the first endpoint, in the order of its emission.
+#[track_caller]
+pub fn claim_due(database: &Database) -> Vec<Claim> {
+    let wish = Wish {
+        endpoint: database.query_one_value("SELECT min(id) FROM webhook.endpoint"),
+        capacity: 100,
+        in_flight: 0,
+    };
+    let mut claims = claim(&mut database.connect(), 1, &[wish]);
+    claims.sort_by_key(|claim| claim.event);
+    claims
 }
 
 /// How an attempt ended.

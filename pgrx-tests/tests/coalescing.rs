@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::engine::{self, Claim, Outcome, Wish};
+use webhook_e2e::engine::{self, Claim, Outcome};
 use webhook_e2e::{Cluster, Database, Receiver};
 
 const PAUSE: &str = "SELECT webhook_pause('orders')";
@@ -116,12 +116,7 @@ fn two_who_did_not_see_each_other_are_sorted_out_when_one_is_claimed() {
     other.batch_execute("COMMIT").unwrap();
     assert_eq!(end_of(&database, older), "PENDING");
 
-    let wish = Wish {
-        endpoint: database.query_one_value("SELECT id FROM webhook.endpoint"),
-        capacity: 10,
-        in_flight: 0,
-    };
-    let claims = engine::claim(&mut one, 1, &[wish]);
+    let claims = engine::claim_due(&database);
     let claimed: Vec<Uuid> = claims.iter().map(|claim| claim.event).collect();
     assert_eq!(claimed, [newer]);
     assert_eq!(end_of(&database, older), "CANCELLED coalesced");
@@ -147,29 +142,11 @@ fn with_an_ordering_key_the_turn_passes_on() {
     let mut client = database.connect();
     let both = ", ordering_key => 'order-1'";
     let old = emit(&mut client, "order-1", both);
-    let endpoint = database.query_one_value("SELECT id FROM webhook.endpoint");
-    let wish = Wish {
-        endpoint,
-        capacity: 10,
-        in_flight: 0,
-    };
-    assert_eq!(engine::claim(&mut client, 1, &[wish])[0].event, old);
+    assert_eq!(engine::claim_due(&database)[0].event, old);
     database.execute("SELECT webhook.recover(2, '{}', '{}')");
     let new = emit(&mut client, "order-1", both);
     assert_eq!(end_of(&database, old), "CANCELLED coalesced");
-    assert_eq!(engine::claim(&mut client, 1, &[wish])[0].event, new);
-}
-
-/// Claims at the only endpoint, where nobody else does.
-#[track_caller]
-fn next(database: &Database) -> Vec<Claim> {
-    let endpoint = database.query_one_value("SELECT id FROM webhook.endpoint");
-    let wish = Wish {
-        endpoint,
-        capacity: 10,
-        in_flight: 0,
-    };
-    engine::claim(&mut database.connect(), 1, &[wish])
+    assert_eq!(engine::claim_due(&database)[0].event, new);
 }
 
 #[track_caller]
@@ -188,9 +165,9 @@ fn due_now(database: &Database) {
 fn overtaken(database: &Database, status: i32) -> Uuid {
     let mut client = database.connect();
     let older = emit(&mut client, "order-1", "");
-    let first = next(database)[0];
+    let first = engine::claim_due(database)[0];
     emit(&mut client, "order-1", "");
-    settle(database, next(database)[0], 200);
+    settle(database, engine::claim_due(database)[0], 200);
     settle(database, first, status);
     older
 }
@@ -202,7 +179,7 @@ fn what_was_in_flight_is_not_tried_again_after_the_newer_one_was_sent() {
     let older = overtaken(&database, 500);
     assert_eq!(end_of(&database, older), "PENDING HTTP 500");
     due_now(&database);
-    assert_eq!(next(&database), []);
+    assert_eq!(engine::claim_due(&database), []);
     assert_eq!(end_of(&database, older), "CANCELLED coalesced");
 }
 
@@ -215,9 +192,12 @@ fn what_commits_after_the_newer_one_was_sent_is_not_sent() {
     let older = emit(&mut slow, "order-1", "");
     let of_another = emit(&mut slow, "order-1", ", tenant => 'other'");
     emit(&mut client, "order-1", "");
-    settle(&database, next(&database)[0], 200);
+    settle(&database, engine::claim_due(&database)[0], 200);
     slow.batch_execute("COMMIT").unwrap();
-    let claimed: Vec<Uuid> = next(&database).iter().map(|claim| claim.event).collect();
+    let claimed: Vec<Uuid> = engine::claim_due(&database)
+        .iter()
+        .map(|claim| claim.event)
+        .collect();
     assert_eq!(claimed, [of_another]);
     assert_eq!(end_of(&database, older), "CANCELLED coalesced");
 }
@@ -231,7 +211,10 @@ fn the_probe_is_none_that_was_superseded() {
     database.execute(
         "UPDATE webhook.breaker SET state = 'OPEN', opened_at = now(), trips = 1, probe_at = now()",
     );
-    let claimed: Vec<Uuid> = next(&database).iter().map(|claim| claim.event).collect();
+    let claimed: Vec<Uuid> = engine::claim_due(&database)
+        .iter()
+        .map(|claim| claim.event)
+        .collect();
     assert_eq!(claimed, [plain]);
 }
 
@@ -241,15 +224,15 @@ fn a_replay_is_coalesced_and_a_resend_is_sent_all_the_same() {
     let database = database(&cluster, "http://127.0.0.1:9/");
     let older = overtaken(&database, 400);
     database.execute(&format!("SELECT webhook_replay('{older}')"));
-    assert_eq!(next(&database), []);
+    assert_eq!(engine::claim_due(&database), []);
     assert_eq!(end_of(&database, older), "CANCELLED coalesced");
 
     database.execute(&format!("SELECT webhook_resend('{older}')"));
-    let again = next(&database);
+    let again = engine::claim_due(&database);
     assert_eq!(again[0].event, older);
     database.execute(&format!("SELECT webhook_cancel('{older}')"));
     database.execute(&format!(
         "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{older}'"
     ));
-    assert_eq!(next(&database)[0].event, older);
+    assert_eq!(engine::claim_due(&database)[0].event, older);
 }

@@ -41,15 +41,6 @@ fn add_parked_endpoint(database: &Database, name: &str, tenant: Option<&str>, pa
         .unwrap();
 }
 
-fn endpoints_of(database: &Database, event: Uuid) -> Vec<String> {
-    let rows = database.connect().query(
-        "SELECT e.name FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
-         WHERE d.event_id = $1 ORDER BY e.name",
-        &[&event],
-    );
-    (rows.unwrap().iter()).map(|row| row.get(0)).collect()
-}
-
 #[test]
 fn rolled_back_event_is_never_sent() {
     let (database, receiver) = database_and_receiver();
@@ -298,7 +289,7 @@ fn patterns_choose_endpoints() {
     for (event_type, patterns) in cases {
         let event = database.emit(event_type, json!({}));
         let expected: Vec<String> = patterns.iter().map(|name| format!("to {name}")).collect();
-        assert_eq!(endpoints_of(&database, event), expected, "{event_type}");
+        assert_eq!(database.endpoints_of(event), expected, "{event_type}");
     }
 }
 
@@ -332,7 +323,7 @@ fn tenants_see_their_own_events() {
         let event: Uuid = database.query_one_value(&format!(
             "SELECT webhook_emit('order.created', tenant => {tenant})"
         ));
-        assert_eq!(endpoints_of(&database, event), expected, "{tenant}");
+        assert_eq!(database.endpoints_of(event), expected, "{tenant}");
     }
 }
 
@@ -431,7 +422,7 @@ fn matching_uses_the_index_among_ten_thousand_endpoints() {
             .unwrap();
         transaction.commit().unwrap();
 
-        assert_eq!(endpoints_of(&database, event), ["endpoint 4242"]);
+        assert_eq!(database.endpoints_of(event), ["endpoint 4242"]);
         assert_eq!(scans.get::<_, i64>("seq_scan"), 0, "{emitting}");
         assert!(scans.get::<_, i64>("idx_scan") > 0, "{emitting}");
         assert_eq!(scans.get::<_, i64>("idx_tup_fetch"), 1, "{emitting}");
@@ -529,7 +520,7 @@ fn many_events_of_several_types_reach_each_its_endpoints() {
         "ARRAY['order.created', 'invoice.paid', 'order.paid', 'other', 'order.created'],
                      ARRAY['1', '2', '3', '4', '5']::jsonb[]";
     let ids = emit_many(&mut database.connect(), arguments);
-    let reached: Vec<Vec<String>> = ids.iter().map(|id| endpoints_of(&database, *id)).collect();
+    let reached: Vec<Vec<String>> = ids.iter().map(|id| database.endpoints_of(*id)).collect();
     let expected: [&[&str]; 5] = [
         &["orders"],
         &["paid"],
@@ -546,7 +537,7 @@ fn many_events_of_several_types_reach_each_its_endpoints() {
         &mut database.connect(),
         "'order.paid', '{1}', tenant => 'acme'",
     );
-    assert_eq!(endpoints_of(&database, ids[0]), ["acme", "orders", "paid"]);
+    assert_eq!(database.endpoints_of(ids[0]), ["acme", "orders", "paid"]);
     let ids = emit_many(&mut database.connect(), "'order.paid', '{}'");
     assert_eq!(ids, NOTHING);
 }
@@ -609,7 +600,7 @@ fn endpoints_can_be_chosen_by_name() {
     add_parked_endpoint(&database, "c", Some("acme"), &["*"]);
     let reached = |arguments: &str| {
         let event: Uuid = database.query_one_value(&format!("SELECT webhook_emit({arguments})"));
-        endpoints_of(&database, event)
+        database.endpoints_of(event)
     };
     assert_eq!(reached("'order.created', endpoints => '{a}'"), ["a"]);
     assert_eq!(

@@ -18,15 +18,6 @@ fn add_parked_endpoint(database: &Database, name: &str, patterns: &[&str], filte
     client.execute(add, &[&name, &patterns, &filter]).unwrap();
 }
 
-fn endpoints_of(database: &Database, event: Uuid) -> Vec<String> {
-    let rows = database.connect().query(
-        "SELECT e.name FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
-         WHERE d.event_id = $1 ORDER BY e.name",
-        &[&event],
-    );
-    (rows.unwrap().iter()).map(|row| row.get(0)).collect()
-}
-
 // exclusions
 
 #[test]
@@ -58,11 +49,11 @@ fn an_exclusion_leaves_out_what_another_pattern_lets_in() {
     ];
     for (event_type, expected) in cases {
         let event = database.emit(event_type, json!({}));
-        assert_eq!(endpoints_of(&database, event), expected, "{event_type}");
+        assert_eq!(database.endpoints_of(event), expected, "{event_type}");
         let many: Uuid = database.query_one_value(&format!(
             "SELECT webhook_emit_many('{event_type}', '{{1}}')"
         ));
-        assert_eq!(endpoints_of(&database, many), expected, "{event_type}");
+        assert_eq!(database.endpoints_of(many), expected, "{event_type}");
     }
 }
 
@@ -168,7 +159,7 @@ fn any_patterns_choose_what_the_model_chooses() {
                 .map(|(name, _)| name)
                 .collect();
             let event = database.emit(&event_type, json!({}));
-            let seen = endpoints_of(&database, event);
+            let seen = database.endpoints_of(event);
             assert_eq!(
                 seen.iter().collect::<Vec<_>>(),
                 expected,
@@ -243,7 +234,7 @@ fn filters_see_the_type_and_the_data() {
     for (event_type, payload, expected) in cases {
         let event = database.emit(event_type, payload.clone());
         assert_eq!(
-            endpoints_of(&database, event),
+            database.endpoints_of(event),
             expected,
             "{event_type} {payload}"
         );
@@ -293,7 +284,7 @@ fn a_filter_that_fails_lets_nothing_pass_and_costs_nobody_anything() {
     transaction.commit().unwrap();
     assert_eq!(events.len(), 4);
     for event in &events {
-        assert_eq!(endpoints_of(&database, *event), ["all"]);
+        assert_eq!(database.endpoints_of(*event), ["all"]);
     }
     database.execute("TABLE kept");
     assert_why(
@@ -333,7 +324,7 @@ fn a_filter_does_not_depend_on_the_time_zone_of_the_emitter() {
             .batch_execute(&format!("SET TimeZone = '{zone}'"))
             .unwrap();
         let event = webhook_e2e::database::emit(&mut session, "a", json!({"at": at}));
-        assert_eq!(endpoints_of(&database, event).len(), expected, "{zone}");
+        assert_eq!(database.endpoints_of(event).len(), expected, "{zone}");
     }
 }
 
@@ -388,8 +379,8 @@ fn a_filter_decides_when_the_event_is_emitted() {
         database.emit("a", json!({"a": 2})),
     );
     database.execute("UPDATE webhook.endpoint SET filter = '$.data.a == 2'");
-    assert_eq!(endpoints_of(&database, passed), ["e"]);
-    assert_eq!(endpoints_of(&database, stopped), Vec::<String>::new());
+    assert_eq!(database.endpoints_of(passed), ["e"]);
+    assert_eq!(database.endpoints_of(stopped), Vec::<String>::new());
     assert_why(
         &database,
         passed,

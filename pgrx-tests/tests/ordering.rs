@@ -39,23 +39,11 @@ fn emit_some<const N: usize>(database: &Database, key: &str) -> [Uuid; N] {
     std::array::from_fn(|_| emit(&mut client, key))
 }
 
-#[track_caller]
-fn claim(database: &Database) -> Vec<Claim> {
-    let endpoint = database.query_one_value("SELECT min(id) FROM webhook.endpoint");
-    let wish = Wish {
-        endpoint,
-        capacity: 100,
-        in_flight: 0,
-    };
-    let mut claims = engine::claim(&mut database.connect(), 1, &[wish]);
-    claims.sort_by_key(|claim| claim.event);
-    claims
-}
-
 /// What the next claim takes.
 #[track_caller]
 fn next(database: &Database) -> Vec<Uuid> {
-    claim(database).iter().map(|claim| claim.event).collect()
+    let claims = engine::claim_due(database);
+    claims.iter().map(|claim| claim.event).collect()
 }
 
 #[track_caller]
