@@ -118,6 +118,21 @@ impl Database {
         ))
     }
 
+    /// Warns at the second failure, opens at the third, retries and probes in an hour, but for the changes.
+    #[track_caller]
+    pub fn add_guarding_policy(&self, name: &str, max_attempts: i32, changes: &str) {
+        self.execute(&format!(
+            "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up,
+                                         failure_threshold, warn_threshold, cooldown, max_cooldown)
+             VALUES ('{name}', {max_attempts}, 'fixed', '1 h', 0, 0, 3, 2, '1 h', '1 h')"
+        ));
+        if !changes.is_empty() {
+            self.execute(&format!(
+                "UPDATE webhook.policy SET {changes} WHERE name = '{name}'"
+            ));
+        }
+    }
+
     #[track_caller]
     pub fn emit(&self, event_type: &str, payload: Value) -> Uuid {
         emit(&mut self.connect(), event_type, payload)

@@ -16,16 +16,7 @@ fn database() -> Database {
 
 /// Warns at the second failure, opens at the third, retries and probes in an hour, but for what the test changes.
 fn add_policy(database: &Database, name: &str, changes: &str) {
-    database.execute(&format!(
-        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up,
-                                     failure_threshold, warn_threshold, cooldown, max_cooldown)
-         VALUES ('{name}', 3, 'fixed', '1 h', 0, 0, 3, 2, '1 h', '1 h')"
-    ));
-    if !changes.is_empty() {
-        database.execute(&format!(
-            "UPDATE webhook.policy SET {changes} WHERE name = '{name}'"
-        ));
-    }
+    database.add_guarding_policy(name, 3, changes);
 }
 
 /// An endpoint for events of the type that is its name, under a policy that is called like it.

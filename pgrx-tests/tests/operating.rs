@@ -15,16 +15,7 @@ fn database() -> Database {
 
 /// Opens at the third failure, retries and probes in an hour, but for what the test changes: `cooldown = '10 ms'`.
 fn add_policy(database: &Database, name: &str, changes: &str) {
-    database.execute(&format!(
-        "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up,
-                                     failure_threshold, warn_threshold, cooldown, max_cooldown)
-         VALUES ('{name}', 10, 'fixed', '1 h', 0, 0, 3, 2, '1 h', '1 h')"
-    ));
-    if !changes.is_empty() {
-        database.execute(&format!(
-            "UPDATE webhook.policy SET {changes} WHERE name = '{name}'"
-        ));
-    }
+    database.add_guarding_policy(name, 10, changes);
 }
 
 /// The endpoint `orders` of a receiver that answers with 200, under a policy of its own.
