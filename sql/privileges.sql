@@ -63,12 +63,22 @@ BEGIN
     END IF;
 END $$;
 
+-- A number is a regrole too, whether or not a role has it.
+CREATE FUNCTION webhook.require_role(role regrole) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
+        RAISE EXCEPTION 'role "%" does not exist', role USING ERRCODE = 'undefined_object';
+    END IF;
+END $$;
+
 -- @api public
 CREATE FUNCTION @extschema@.webhook_grant(role regrole, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     privilege text;
 BEGIN
+    PERFORM webhook.require_role(role);
     FOR privilege IN SELECT webhook.privileges(level) LOOP
         EXECUTE format('GRANT %s TO %s', privilege, role);
     END LOOP;
@@ -88,6 +98,7 @@ DECLARE
         WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = webhook_revoke.role));
     privilege text;
 BEGIN
+    PERFORM webhook.require_role(role);
     FOR privilege IN
         SELECT webhook.privileges(level) EXCEPT SELECT webhook.privileges(k) FROM unnest(kept) AS k
     LOOP

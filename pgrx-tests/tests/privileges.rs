@@ -309,13 +309,25 @@ fn what_was_granted_is_revoked_to_the_last_privilege() {
     database.execute(&format!(
         "SELECT webhook_revoke('{role}', 'emit'); DROP ROLE {role}"
     ));
+}
 
-    let refusal = database.refusal("SELECT webhook_grant('postgres', 'owner')");
-    assert_eq!(refusal.message(), "level \"owner\" does not exist");
-    assert_eq!(
-        refusal.hint(),
-        Some("The levels are emit, read, operate and admin.")
-    );
+#[test]
+fn a_role_or_level_that_does_not_exist_is_refused() {
+    let database = Cluster::shared().database("refusing");
+    for call in ["webhook_grant", "webhook_revoke"] {
+        let refusal = database.refusal(&format!("SELECT {call}('postgres', 'owner')"));
+        assert_eq!(refusal.message(), "level \"owner\" does not exist");
+        assert_eq!(
+            refusal.hint(),
+            Some("The levels are emit, read, operate and admin.")
+        );
+        for (role, shown) in [("NULL", "<NULL>"), ("4294967295", "4294967295")] {
+            let refusal = database.refusal(&format!("SELECT {call}({role}, 'read')"));
+            assert_eq!(refusal.code().code(), "42704");
+            let expected = format!("role \"{shown}\" does not exist");
+            assert_eq!(refusal.message(), expected);
+        }
+    }
 }
 
 /// Functions and operators that would be taken instead of the server's own, were the search_path the caller's; each notes
