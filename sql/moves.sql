@@ -30,15 +30,32 @@ BEGIN
            g.ordering_key, g.coalesce_key, g.claim_seq, g.last_status_code, why, g.duration_ms, g.created_at, now()
     FROM gone g;
     GET DIAGNOSTICS moved = ROW_COUNT;
+    RETURN moved;
+END $$;
 
-    IF new_status = 'FAILED' THEN
-        INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
-        SELECT d.endpoint_id, 'failed', why, count(*), (array_agg(d.event_id))[:10]
+-- From the queue to the dead letters, for a reason that is no outcome of an attempt. As where settle() fails a delivery, it is
+-- an alert and counts in the metrics.
+CREATE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], why text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    moved bigint := webhook.finish_queued(event_ids, endpoint_ids, 'FAILED', why);
+    failed record;
+BEGIN
+    FOR failed IN
+        SELECT d.endpoint_id, count(*) AS deliveries, (array_agg(d.event_id))[:10] AS event_ids,
+               count(*) FILTER (WHERE d.attempts > 1) AS retried, sum(greatest(d.attempts - 1, 0))::bigint AS retries
         FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id)
         JOIN webhook.dead_letter d ON d.event_id = m.event_id AND d.endpoint_id = m.endpoint_id
         WHERE d.event_type NOT LIKE 'webhook.%'
-        GROUP BY d.endpoint_id;
-    END IF;
+        GROUP BY d.endpoint_id
+    LOOP
+        INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
+        VALUES (failed.endpoint_id, 'failed', why, failed.deliveries, failed.event_ids);
+        PERFORM webhook.add_tally(ARRAY[failed.endpoint_id], '{FAILED}', '{0}', ARRAY[failed.deliveries],
+                                  ARRAY[failed.retried], ARRAY[failed.retries]);
+    END LOOP;
     RETURN moved;
 END $$;
 

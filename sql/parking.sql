@@ -76,10 +76,10 @@ BEGIN
             WHEN 'skip' THEN
                 PERFORM webhook.finish_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'CANCELLED', 'skipped');
             WHEN 'fail' THEN
-                PERFORM webhook.finish_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'FAILED', 'circuit open');
+                PERFORM webhook.fail_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'circuit open');
             WHEN 'attempt' THEN
                 WITH failed_fast AS (
-                    -- The last attempt leaves the row as it is, SENDING, for finish_queued() to take.
+                    -- The last attempt leaves the row as it is, SENDING, for fail_queued() to take.
                     UPDATE webhook.delivery_queue q
                     SET attempts = q.attempts + 1, claim_seq = q.claim_seq + 1, last_error = 'circuit open',
                         last_status_code = NULL, duration_ms = NULL, claimed_at = now(),
@@ -96,8 +96,8 @@ BEGIN
                 )
                 SELECT array_agg(f.event_id) INTO spent_ids FROM failed_fast f WHERE f.status = 'SENDING';
                 IF spent_ids IS NOT NULL THEN
-                    PERFORM webhook.finish_queued(spent_ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(spent_ids)]),
-                                                  'FAILED', 'circuit open');
+                    PERFORM webhook.fail_queued(spent_ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(spent_ids)]),
+                                                'circuit open');
                 END IF;
         END CASE;
     END LOOP;
@@ -114,7 +114,7 @@ DECLARE
     our_origin text := webhook.origin();
     expired bigint;
 BEGIN
-    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'FAILED', 'expired') INTO expired
+    SELECT webhook.fail_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'expired') INTO expired
     FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
           WHERE q.expires_at <= now() AND q.status = 'PENDING'
             AND EXISTS (SELECT FROM webhook.endpoint e WHERE e.id = q.endpoint_id AND e.origin = our_origin OFFSET 0)
@@ -134,7 +134,7 @@ DECLARE
     our_origin text := webhook.origin();
     expired bigint;
 BEGIN
-    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'FAILED', 'expired') INTO expired
+    SELECT webhook.fail_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'expired') INTO expired
     FROM webhook.endpoint e
     LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
     CROSS JOIN LATERAL (SELECT (webhook.policy_of(e.policy)).hold_for AS hold_for) p

@@ -44,7 +44,7 @@ BEGIN
            array_agg(l.endpoint_id) FILTER (WHERE NOT l.has_attempts_left)
     INTO released, locked, spent_event_ids, spent_endpoint_ids
     FROM lost l;
-    failed := webhook.finish_queued(spent_event_ids, spent_endpoint_ids, 'FAILED', 'worker lost');
+    failed := webhook.fail_queued(spent_event_ids, spent_endpoint_ids, 'worker lost');
 END $$;
 
 -- Releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not know to be

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use postgres::{GenericClient, Transaction};
 use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::{Answer, Cluster, Database, Receiver};
+use webhook_e2e::{Answer, Cluster, Database, Guarded, Receiver};
 
 /// As the document has them: the name, and when to alert.
 const METRICS: [(&str, &str, f64); 5] = [
@@ -115,6 +115,28 @@ fn the_metrics_are_right_where_no_history_is_kept() {
     assert_eq!(seen["webhook_avg_retries_per_delivery"], (Some(0.4), false));
     let latency = seen["webhook_delivery_p95_latency"].0;
     assert!((0.1..10.0).contains(&latency.unwrap()), "{latency:?}");
+}
+
+#[test]
+fn what_fails_without_a_request_counts_as_failed() {
+    let guarded = Guarded::with("when_open = 'fail'");
+    let tried_once = guarded.open();
+    guarded.emit(2);
+    let counted = "SELECT coalesce(sum(deliveries), 0) FROM webhook.tally WHERE status = 'FAILED'";
+    let database = &guarded.database;
+    database.wait_until(&format!("SELECT ({counted}) = 2"));
+    let seen = metrics(&mut database.connect());
+    assert_eq!(seen["webhook_delivery_success_rate"], (Some(0.0), true));
+
+    // One that has had a retry expires.
+    database.execute(&format!(
+        "UPDATE webhook.delivery SET attempts = 2, expires_at = now() WHERE event_id = '{}'; SELECT webhook.wake()",
+        tried_once[0]
+    ));
+    database.wait_until(&format!("SELECT ({counted}) = 3"));
+    let seen = metrics(&mut database.connect());
+    assert_eq!(seen["webhook_retry_rate"].0, Some(33.33));
+    assert_eq!(seen["webhook_avg_retries_per_delivery"].0, Some(0.333));
 }
 
 #[test]

@@ -18,6 +18,7 @@ const RECOVERY_EVERY: Duration = Duration::from_secs(60);
 const SURVEY_EVERY: Duration = Duration::from_secs(5);
 /// What is ended in one turn of an endpoint that is not sent to.
 const PARKED_PAGE: i32 = 1000;
+const TURNING_AWAY_EVERY: Duration = Duration::from_millis(250);
 const ALERTS_EVERY: Duration = Duration::from_secs(1);
 /// Of a batch that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
@@ -347,8 +348,7 @@ impl Worker {
                     self.settled(endings, settled);
                 }
                 let pause = self.dispatch(&page, &wishes, claimed);
-                let has_more = self.turn_away(&page);
-                Ok(if has_more { Duration::ZERO } else { pause })
+                Ok(pause.min(self.turn_away(&page)))
             }
             Err(trouble) => {
                 self.ledger.put_back(endings);
@@ -357,26 +357,34 @@ impl Worker {
         }
     }
 
-    /// Ends what is due for endpoints that are left alone and hold nothing; says whether there may be more. It has a
-    /// transaction of its own: what somebody's trigger does not let end must not keep deliveries back.
-    fn turn_away(&mut self, page: &[Waiting]) -> bool {
+    /// Ends what is due for endpoints that are left alone and hold nothing, and says when to look again. It has a
+    /// transaction of its own: what somebody's trigger does not let end must not keep deliveries back. Not in every
+    /// turn: each time counts in the metrics, and so leaves a version of their rows.
+    fn turn_away(&mut self, page: &[Waiting]) -> Duration {
         let turning_away = page.iter().filter(|waiting| waiting.turns_away);
         let endpoints: Vec<i32> = turning_away.map(|waiting| waiting.endpoint_id).collect();
-        if endpoints.is_empty() || Instant::now() < self.next_turning_away {
-            return false;
+        if endpoints.is_empty() {
+            return Duration::MAX;
+        }
+        let now = Instant::now();
+        if now < self.next_turning_away {
+            return self.next_turning_away - now;
         }
         match store::transaction(|client| store::turn_away(client, endpoints, PARKED_PAGE)) {
-            Ok(0) => false,
-            Ok(_) => {
+            Ok(0) => return Duration::MAX,
+            Ok(turned_away) => {
                 self.expect_alerts();
-                true
+                if turned_away >= i64::from(PARKED_PAGE) {
+                    return Duration::ZERO;
+                }
+                self.next_turning_away = now + TURNING_AWAY_EVERY;
             }
             Err(trouble) => {
                 self.complain(&trouble);
-                self.next_turning_away = Instant::now() + SURVEY_EVERY;
-                false
+                self.next_turning_away = now + SURVEY_EVERY;
             }
         }
+        self.next_turning_away - now
     }
 
     /// The claims are committed: hand them to the pool, and see when to come back.
