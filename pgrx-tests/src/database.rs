@@ -144,7 +144,6 @@ impl Database {
         delivery_status(&mut self.connect(), event_id)
     }
 
-    /// Waits until all of the event's deliveries have this status.
     /// The names of those that have a delivery of the event.
     #[track_caller]
     pub fn endpoints_of(&self, event_id: Uuid) -> Vec<String> {
@@ -156,6 +155,7 @@ impl Database {
         (rows.unwrap().iter()).map(|row| row.get(0)).collect()
     }
 
+    /// Waits until all of the event's deliveries have this status.
     #[track_caller]
     pub fn wait_for_status(&self, event_id: Uuid, status: &str) {
         let mut client = self.connect();
