@@ -231,9 +231,8 @@ fn it_is_half_open_while_the_probe_is_in_flight() {
     let database = database();
     let receiver = orders(&database, "cooldown = '10 ms', max_cooldown = '10 ms'");
     answer(&receiver, 500);
+    receiver.hold_after("/orders", 3);
     database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 3)");
-    receiver.wait_for_requests(3);
-    receiver.hold("/orders");
     wait_for(
         &database,
         "orders",
@@ -614,9 +613,8 @@ fn a_probe_under_way_when_the_breaker_is_reset_counts_as_any_other() {
     let database = database();
     let receiver = orders(&database, "cooldown = '10 ms', max_cooldown = '10 ms'");
     answer(&receiver, 500);
+    receiver.hold_after("/orders", 3);
     database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 3)");
-    receiver.wait_for_requests(3);
-    receiver.hold("/orders");
     wait_for(&database, "orders", "state = 'HALF_OPEN'");
     database.execute("SELECT webhook_pause('orders'); SELECT webhook_reset_breaker('orders')");
     receiver.release("/orders");
@@ -668,24 +666,29 @@ fn each_of_them_wakes_the_worker() {
         ("", "SELECT webhook_resume('orders')"),
         ("", "CALL webhook_test('orders')"),
     ];
-    let begun = Instant::now();
-    for (stop, go) in stop_and_go.into_iter().cycle().take(8) {
-        if stop.is_empty() {
-            fail(&database, &receiver, 1);
-            assert_that(&database, "orders", "state = 'OPEN'");
-        } else {
-            database.execute(stop);
-            database.emit("order.created", json!({}));
+    let mut fastest = [Duration::MAX; 4];
+    for round in 0..4 {
+        for ((stop, go), fastest) in stop_and_go.into_iter().zip(&mut fastest) {
+            if stop.is_empty() {
+                fail(&database, &receiver, 1);
+                assert_that(&database, "orders", "state = 'OPEN'");
+            } else {
+                database.execute(stop);
+                database.emit("order.created", json!({}));
+            }
+            let begun = Instant::now();
+            database.execute(go);
+            wait_for_empty_queue(&database);
+            if round > 0 {
+                *fastest = begun.elapsed().min(*fastest);
+            }
         }
-        database.execute(go);
-        wait_for_empty_queue(&database);
     }
-    // The worker keeps house every 5 s: after one of these that did not wake it, each would take that long.
-    assert!(
-        begun.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        begun.elapsed()
-    );
+    // The worker keeps house every 5 s. A call that does not wake it waits for that, unless something else does: in each round
+    // but the first for almost 5 s. A machine may stand still now and then, but not in all of them.
+    for ((_, go), fastest) in stop_and_go.into_iter().zip(fastest) {
+        assert!(fastest < Duration::from_millis(2500), "{go}: {fastest:?}");
+    }
 }
 
 // Names, locks, isolation.
@@ -731,10 +734,7 @@ fn a_person_who_holds_an_endpoint_or_its_breaker_keeps_no_other_back() {
     let receiver = orders(&database, "on_exhausted = 'disable', failure_threshold = 0");
     database.add_endpoint_with("free", &receiver.url("/free"), "policy => 'guarded'");
     fail(&database, &receiver, 1);
-    for (round, table) in ["webhook.breaker", "webhook.endpoint"]
-        .into_iter()
-        .enumerate()
-    {
+    for table in ["webhook.breaker", "webhook.endpoint"] {
         answer(&receiver, 500);
         let failures = database.query_one_value::<i64>("SELECT count(*) FROM webhook.attempt");
         let mut person = database.connect();
@@ -749,8 +749,8 @@ fn a_person_who_holds_an_endpoint_or_its_breaker_keeps_no_other_back() {
         );
         transaction.batch_execute(&lock).unwrap();
 
+        let arrived = receiver.requests_to("/orders").len();
         database.emit("order.created", json!({}));
-        let arrived = 1 + round;
         receiver.wait_for_requests_to("/orders", arrived + 1);
         let events: Vec<Uuid> = (0..3)
             .map(|_| database.emit("order.created", json!({})))
@@ -864,11 +864,9 @@ fn a_test_that_succeeds_shows_it_and_leaves_no_trace() {
 #[test]
 fn a_test_that_fails_shows_it_and_leaves_no_trace() {
     let database = database();
-    add_policy(
-        &database,
-        "hasty",
-        "timeout = '200 ms', failure_threshold = 1, on_exhausted = 'disable', warn_threshold = 1",
-    );
+    let strict = "failure_threshold = 1, on_exhausted = 'disable', warn_threshold = 1";
+    add_policy(&database, "strict", strict);
+    add_policy(&database, "hasty", &format!("{strict}, timeout = '200 ms'"));
     let receiver = Receiver::start();
     let refusing = |status: u16| move |_: &_, _| Answer::status(status).body("No such order");
     receiver.respond("/500", refusing(500));
@@ -890,7 +888,11 @@ fn a_test_that_fails_shows_it_and_leaves_no_trace() {
     ];
     for (number, (url, code, error, response)) in cases.into_iter().enumerate() {
         let name = format!("case{number}");
-        database.add_endpoint_with(&name, &url, "policy => 'hasty'");
+        let policy = match url.ends_with("/hangs") {
+            true => "policy => 'hasty'",
+            false => "policy => 'strict'",
+        };
+        database.add_endpoint_with(&name, &url, policy);
         let before = contents(&database);
         let shown = test_endpoint(&database, &name);
         shown.assert_is("FAILED", code, Some(error));
@@ -1052,19 +1054,29 @@ fn a_successful_test_closes_an_open_breaker_and_what_is_parked_follows() {
 
 #[test]
 fn a_test_does_not_wait_behind_a_backlog() {
+    const BACKLOG: usize = 5000;
     let database = database();
     let receiver = orders(&database, "");
     database.execute("UPDATE webhook.endpoint SET max_in_flight = 2");
     receiver.hold("/held");
+    receiver.hold_after("/orders", 10);
     let held = receiver.url("/held");
     database.add_endpoint_with("held", &held, "'{held}', max_in_flight => 1");
-    database.execute(
+    database.execute(&format!(
         "SELECT webhook_emit('held') FROM generate_series(1, 100);
-         SELECT webhook_emit('order.created') FROM generate_series(1, 5000)",
-    );
-    test_endpoint(&database, "orders").assert_is("SENT", Some(200), None);
-    let waiting: i64 = database.query_one_value("SELECT count(*) FROM webhook.delivery_queue");
-    assert!(waiting > 100, "the backlog was gone before the test");
+         SELECT webhook_emit('order.created') FROM generate_series(1, {BACKLOG})"
+    ));
+    receiver.wait_for_requests_to("/orders", 11);
+    let test = test_in_background(&database, "hasty");
+    database
+        .wait_until("SELECT EXISTS (SELECT FROM webhook.breaker WHERE test_event_id IS NOT NULL)");
+    receiver.release("/orders");
+    let shown = test.join().unwrap().unwrap();
+    shown.assert_is("SENT", Some(200), None);
+    let requests = receiver.requests_to("/orders");
+    let place = (requests.iter()).position(|request| request.json()["type"] == "webhook.test");
+    // Behind what was claimed before it, which is little.
+    assert!(place.unwrap() < BACKLOG / 10, "{place:?}");
     receiver.release("/held");
 }
 
