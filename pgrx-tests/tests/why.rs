@@ -965,14 +965,14 @@ fn an_event_that_is_not_there_says_what_may_have_become_of_it() {
     for reason in ["never emitted", "rolled back", "webhook.retention_sent"] {
         assert!(told[0].contains(reason), "{}", told[0]);
     }
-    let minute: String = database
-        .query_one_value("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:') || '%'");
-    let hour = minute.trim_end_matches('%');
-    assert!(
-        told[1].starts_with(&format!("If webhook_emit() made this id, then at {hour}")),
-        "{}",
-        told[1]
-    );
+    let seconds = (rolled_back.get_timestamp().expect("it has a time"))
+        .to_unix()
+        .0;
+    let emitted_at: String = database.query_one_value(&format!(
+        "SELECT to_char(to_timestamp({seconds}) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')"
+    ));
+    let begin = format!("If webhook_emit() made this id, then at {emitted_at}");
+    assert!(told[1].starts_with(&begin), "{}", told[1]);
 
     let foreign = Uuid::from_u128(0x9c5b94b1_35ad_49bb_b118_8e8fc24abf80);
     assert_eq!(
