@@ -1,6 +1,6 @@
 //! What is kept for how long, and that nothing goes which somebody still needs.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -9,8 +9,9 @@ use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
 
-/// Long enough for a sweep from the beginning: the worker makes few of them.
-const SWEEP: Duration = Duration::from_secs(60);
+/// Long enough for a sweep from the beginning: after each the worker rests for a hundred times as long as it has taken, with
+/// all that the machine has stood still meanwhile.
+const SWEEP: Duration = Duration::from_secs(600);
 
 /// Rows as they would be if the worker had made them that long ago; each delivery has an attempt.
 const PAST: &str = "
@@ -53,10 +54,14 @@ impl Drop for AtTheEnd<'_> {
     }
 }
 
-/// Waits until the worker has looked at everything once more: it has found an event that is older than all.
+/// Waits until a worker has looked at everything once more: it has found an event that is older than all. A new one begins
+/// with that.
 #[track_caller]
 fn wait_for_a_sweep(database: &Database) {
     let marker: Uuid = database.query_one_value("SELECT past_event('1000 days')");
+    let earlier = worker::pid(database);
+    worker::terminate(database, earlier);
+    worker::successor(database, earlier);
     wait_until(
         database,
         &format!("SELECT NOT EXISTS (SELECT FROM webhook.event WHERE id = '{marker}')"),
@@ -98,37 +103,44 @@ fn exactly_what_is_due_goes_while_events_flow() {
         ("FAILED", "30 days 1 min"),
     ];
     const KEPT: [(&str, &str); 4] = [
-        ("SENT", "6 days 23:59"),
-        ("CANCELLED", "6 days 23:59"),
+        ("SENT", "6 days 23:30"),
+        ("CANCELLED", "6 days 23:30"),
         ("SENT", "1 s"),
-        ("FAILED", "29 days 23:59"),
+        ("FAILED", "29 days 23:30"),
     ];
     const OF_EACH: usize = 300;
+    const MOST_UNDER_WAY: usize = 200;
     let receiver = Receiver::start();
-    let database = database(Cluster::shared(), &receiver);
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &receiver);
+    let mut client = database.connect();
+    let mut insert = |rows: &[(&str, &str)]| -> Vec<Uuid> {
+        (rows.iter().cycle().take(rows.len() * OF_EACH))
+            .map(|(ended, age)| {
+                let sql = format!("SELECT past('{ended}', '{age}')");
+                client.query_one(&sql, &[]).unwrap().get(0)
+            })
+            .collect()
+    };
+    let kept = insert(&KEPT);
+    insert(&DUE);
     let ended = AtomicBool::new(false);
-    let (kept, emitted) = thread::scope(|scope| {
+    let emitted = thread::scope(|scope| {
         let flow = scope.spawn(|| {
             let mut client = database.connect();
-            let mut emitted = Vec::new();
+            let mut emitted = 0;
             while !ended.load(Ordering::SeqCst) {
-                let event = webhook_e2e::database::emit(&mut client, "order.created", json!({}));
-                emitted.push(event);
+                webhook_e2e::database::emit(&mut client, "order.created", json!({}));
+                emitted += 1;
+                wait::until_true("the worker to keep up", || {
+                    emitted < receiver.request_count() + MOST_UNDER_WAY
+                });
             }
             emitted
         });
         let end = AtTheEnd(&ended);
-        let mut client = database.connect();
-        let mut insert = |rows: &[(&str, &str)]| -> Vec<Uuid> {
-            (rows.iter().cycle().take(rows.len() * OF_EACH))
-                .map(|(ended, age)| {
-                    let sql = format!("SELECT past('{ended}', '{age}')");
-                    client.query_one(&sql, &[]).unwrap().get(0)
-                })
-                .collect()
-        };
-        let kept = insert(&KEPT);
-        insert(&DUE);
+        receiver.wait_for_requests(1);
+        keep_as_by_default(&mut cluster);
         wait_until(
             &database,
             &format!(
@@ -136,10 +148,11 @@ fn exactly_what_is_due_goes_while_events_flow() {
                 KEPT.len() * OF_EACH
             ),
         );
-        wait_for_a_sweep(&database);
         drop(end);
-        (kept, flow.join().unwrap())
+        flow.join().unwrap()
     });
+    database.wait_until("SELECT queued = 0 FROM webhook_status()");
+    wait_for_a_sweep(&database);
 
     let count = kept.len() as i64;
     assert_eq!(rows_of(&database, &kept), (count, count, count));
@@ -149,13 +162,12 @@ fn exactly_what_is_due_goes_while_events_flow() {
     );
     assert_eq!(others, 2 * count, "attempts or events were left behind");
 
-    receiver.wait_for_requests(emitted.len());
-    database.wait_until("SELECT queued = 0 FROM webhook_status()");
+    assert_eq!(receiver.request_count(), emitted);
     let sent: i64 = database.query_one_value(
         "SELECT count(*) FROM webhook.delivery_history h JOIN webhook.event v ON v.id = h.event_id
          WHERE h.event_type = 'order.created' AND h.status = 'SENT'",
     );
-    assert_eq!(sent, emitted.len() as i64);
+    assert_eq!(sent, emitted as i64);
 }
 
 #[test]
@@ -176,11 +188,11 @@ fn an_event_stays_as_long_as_any_delivery_has_it() {
         event("past_delivery(event, e.id, 'CANCELLED', '1 day')"),
         event("past_delivery(event, e.id, 'FAILED', '20 days')"),
     ];
-    let queued = past(&database, "SENT", "20 days");
-    database.execute(&format!(
-        "INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, max_attempts)
-         SELECT '{queued}', id, 'past.event', 3 FROM webhook.endpoint WHERE name = 'other'"
-    ));
+    let queued: Uuid = database.query_one_value(
+        "WITH expired AS MATERIALIZED (SELECT past('SENT', '20 days') AS event)
+         INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, max_attempts)
+         SELECT event, e.id, 'past.event', 3 FROM expired, webhook.endpoint e WHERE e.name = 'other' RETURNING event_id",
+    );
     wait_until(
         &database,
         "SELECT NOT EXISTS (SELECT FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id WHERE e.name = 'orders')",
@@ -213,7 +225,7 @@ fn a_dead_letter_that_goes_before_its_event_leaves_it() {
 fn events_that_matched_nothing_go() {
     let database = Cluster::shared().database("retention");
     database.execute(PAST);
-    let kept: Uuid = database.query_one_value("SELECT past_event('6 days 23:59')");
+    let kept: Uuid = database.query_one_value("SELECT past_event('6 days 23:30')");
     let due: Uuid = database.query_one_value("SELECT past_event('7 days 1 min')");
     let emitted = database.emit("order.created", json!({}));
     wait_for_a_sweep(&database);
@@ -264,7 +276,10 @@ fn minus_one_keeps_for_ever_and_a_reload_ends_that() {
 
     cluster.configure("webhook.retention_failed = '30d'");
     cluster.reload();
-    database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.dead_letter)");
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.dead_letter)",
+    );
     database.execute(OLD_TALLY);
     wait_until(&database, OLD_TALLY_IS_GONE);
     // Its event is no delivery's any more, and such events are kept as long as what was sent.
@@ -360,10 +375,10 @@ fn what_somebody_has_locked_is_passed_over_and_goes_later() {
     let others: Vec<Uuid> = (0..300)
         .map(|_| past(&database, "SENT", "8 days"))
         .collect();
-    let worker = worker::pid(&database);
     keep_as_by_default(&mut cluster);
 
     wait_for_a_sweep(&database);
+    let worker = worker::pid(&database);
     assert_eq!(rows_of(&database, &others), (0, 0, 0));
     let [history, dead_letter, attempt, event] = locked;
     assert_eq!(rows_of(&database, &[history, dead_letter]), (2, 2, 2));
@@ -456,10 +471,7 @@ fn a_delivery_that_is_being_sent_again_keeps_its_event() {
         database.wait_for_status(event, "SENT");
     }
     given_up.rollback().unwrap();
-    wait_until(
-        &database,
-        "SELECT count(*) = 3 FROM webhook.event WHERE event_type = 'past.event'",
-    );
+    wait_for_a_sweep(&database);
     assert_eq!(rows_of(&database, &rolled_back), (0, 0, 0));
     assert_eq!(rows_of(&database, &events).0, 3);
 }
@@ -468,6 +480,7 @@ fn a_delivery_that_is_being_sent_again_keeps_its_event() {
 #[test]
 fn sending_again_and_removing_at_the_same_time_loses_no_event() {
     const EVENTS: i64 = 4_000;
+    let (ended, met) = (AtomicBool::new(false), AtomicUsize::new(0));
     let receiver = Receiver::start();
     let cluster = cluster_that_keeps_everything();
     let database = database(&cluster, &receiver);
@@ -484,18 +497,17 @@ fn sending_again_and_removing_at_the_same_time_loses_no_event() {
         ));
     }
     database.execute("ANALYZE webhook.delivery_history, webhook.dead_letter");
-    let ended = AtomicBool::new(false);
     let sent_again: Vec<(Uuid, i32)> = thread::scope(|scope| {
         let end = AtTheEnd(&ended);
         let removers: Vec<_> = (0..2)
-            .map(|_| scope.spawn(|| remove_everything(&mut database.connect())))
+            .map(|_| scope.spawn(|| remove_everything(&met, &mut database.connect())))
             .collect();
         let people: Vec<_> = ["delivery_history", "dead_letter"]
             .into_iter()
             .flat_map(|leaf| [leaf, leaf])
             .map(|leaf| {
-                let (database, ended) = (&database, &ended);
-                scope.spawn(move || send_again_until(ended, leaf, &mut database.connect()))
+                let (database, ended, met) = (&database, &ended, &met);
+                scope.spawn(move || send_again_until(ended, met, leaf, &mut database.connect()))
             })
             .collect();
         for remover in removers {
@@ -506,11 +518,11 @@ fn sending_again_and_removing_at_the_same_time_loses_no_event() {
             .flat_map(|person| person.join().unwrap())
             .collect()
     });
-    assert!(sent_again.len() > 100, "only {} met", sent_again.len());
+    assert!(sent_again.len() >= MEETINGS, "{} met", sent_again.len());
     let kept: i64 = database.query_one_value("SELECT count(*) FROM webhook.event");
     assert!(kept < EVENTS, "nothing was removed");
 
-    database.wait_until("SELECT queued = 0 FROM webhook_status()");
+    wait_until(&database, "SELECT queued = 0 FROM webhook_status()");
     let mut client = database.connect();
     for (event, endpoint) in &sent_again {
         let is_there =
@@ -522,13 +534,19 @@ fn sending_again_and_removing_at_the_same_time_loses_no_event() {
     }
 }
 
-/// Steps as the worker makes them, until the last event.
-fn remove_everything(client: &mut Client) {
+/// So many of what is about to go are sent again.
+const MEETINGS: usize = 101;
+
+/// Steps as the worker makes them, until the last event; each when somebody has met the ones before it.
+fn remove_everything(met: &AtomicUsize, client: &mut Client) {
     client
         .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")
         .unwrap();
     let mut event_after: Option<Uuid> = None;
-    loop {
+    for steps in 0.. {
+        wait::until_true("people to send again", || {
+            met.load(Ordering::SeqCst) >= MEETINGS.min(steps)
+        });
         let step = "SELECT seen, event_after FROM webhook.expire(20, NULL, NULL, $1, NULL)";
         let row = client.query_one(step, &[&event_after]).unwrap();
         event_after = row.get(1);
@@ -539,7 +557,12 @@ fn remove_everything(client: &mut Client) {
 }
 
 /// Takes one of the oldest, again and again, and says which were still there.
-fn send_again_until(ended: &AtomicBool, leaf: &str, client: &mut Client) -> Vec<(Uuid, i32)> {
+fn send_again_until(
+    ended: &AtomicBool,
+    met: &AtomicUsize,
+    leaf: &str,
+    client: &mut Client,
+) -> Vec<(Uuid, i32)> {
     let oldest = format!(
         "SELECT event_id, endpoint_id FROM webhook.{leaf}
          WHERE completed_at < now() - interval '30 days' ORDER BY completed_at OFFSET 20 * random() LIMIT 1"
@@ -556,6 +579,7 @@ fn send_again_until(ended: &AtomicBool, leaf: &str, client: &mut Client) -> Vec<
         let moved = client.query_one(&requeue, &[&delivery.0, &delivery.1]);
         if moved.unwrap().get::<_, i64>(0) == 1 {
             sent_again.push(delivery);
+            met.fetch_add(1, Ordering::SeqCst);
         }
     }
     sent_again
@@ -566,7 +590,7 @@ fn counters_are_kept_for_two_days_and_the_newest_as_long_as_their_endpoint() {
     let database = database(Cluster::shared(), &Receiver::start());
     database.execute(
         "SELECT webhook_add_endpoint(name, 'http://127.0.0.1:9/', '{other.*}') FROM unnest('{busy, quiet, removed}'::text[]) name;
-         CREATE TABLE counted (name text, ago int, status text, latency_class int, stays boolean);
+         CREATE TABLE counted (name text, ago int, status text, latency_class int, stays boolean, now timestamptz DEFAULT now());
          INSERT INTO counted VALUES
              ('busy', 0, 'SENT', 1, true), ('busy', 47, 'SENT', 1, true), ('busy', 50, 'SENT', 1, false), ('busy', 50, 'SENT', 2, false),
              ('busy', 900, 'SENT', 1, false), ('busy', 60, 'FAILED', 1, true), ('busy', 61, 'FAILED', 1, false),
@@ -574,7 +598,7 @@ fn counters_are_kept_for_two_days_and_the_newest_as_long_as_their_endpoint() {
              ('quiet', 50, 'FAILED', 1, false),
              ('removed', 1, 'SENT', 1, true), ('removed', 50, 'SENT', 1, false), ('removed', 51, 'FAILED', 1, false);
          INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries, last_at)
-         SELECT e.id, date_trunc('hour', now(), 'UTC') - ago * interval '1 hour', c.status, c.latency_class, 1, 0, 0, now()
+         SELECT e.id, c.now - ago * interval '1 hour', c.status, c.latency_class, 1, 0, 0, now()
          FROM counted c JOIN webhook.endpoint e USING (name);
          CREATE TABLE endpoint AS SELECT id, name FROM webhook.endpoint;
          SELECT webhook_remove_endpoint('removed')",
@@ -586,7 +610,7 @@ fn counters_are_kept_for_two_days_and_the_newest_as_long_as_their_endpoint() {
     let wrong: i64 = database.query_one_value(
         "SELECT count(*) FROM counted c JOIN endpoint e USING (name)
          LEFT JOIN webhook.tally t ON t.endpoint_id = e.id AND t.status = c.status AND t.latency_class = c.latency_class
-             AND t.hour = date_trunc('hour', now(), 'UTC') - c.ago * interval '1 hour'
+             AND t.hour = c.now - c.ago * interval '1 hour'
          WHERE c.stays <> (t.hour IS NOT NULL)",
     );
     assert_eq!(wrong, 0);
@@ -599,7 +623,10 @@ fn a_copy_keeps_everything_until_it_is_adopted() {
     let database = database(&cluster, &receiver);
     let event = past(&database, "SENT", "8 days");
     database.execute("UPDATE webhook.endpoint SET origin = 'elsewhere'");
-    worker::terminate(&database, worker::pid(&database));
+    // As in a copy: no worker has seen it otherwise.
+    let earlier = worker::pid(&database);
+    worker::terminate(&database, earlier);
+    worker::successor(&database, earlier);
     keep_as_by_default(&mut cluster);
     let other = cluster.database("other");
     other.execute(PAST);
