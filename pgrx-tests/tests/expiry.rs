@@ -88,9 +88,9 @@ fn what_expires_while_it_waits_for_a_retry_fails() {
     receiver.respond("/", |_, _| Answer::status(500));
     // The next attempt is due long after it has expired.
     database.add_endpoint_with("all", &receiver.url("/"), "policy => 'standard'");
-    let event: Uuid = database.query_one_value(
-        "SELECT webhook_emit('order.created', expires_at => now() + interval '1 s')",
-    );
+    let event = emit_for_an_hour(&database);
+    database.wait_until("SELECT count(*) = 1 FROM webhook.attempt");
+    let_expire(&database, event);
     assert_expired(&database, event, 1);
     assert_eq!(receiver.request_count(), 1);
 }
