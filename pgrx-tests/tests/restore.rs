@@ -74,6 +74,8 @@ fn what_was_in_flight_at_the_dump_is_sent_after_the_adoption() {
     let receiver = Receiver::start();
     let source = cluster.database("original");
     receiver.hold("/orders");
+    // Dump and restore have the time that they need.
+    source.execute("UPDATE webhook.policy SET timeout = '2 min' WHERE name = 'fast'");
     source.add_endpoint("orders", &receiver.url("/orders"));
     let event = source.emit("order.created", json!({}));
     receiver.wait_for_requests(1);
@@ -141,7 +143,9 @@ fn a_copy_with_another_site_name_sends_nothing() {
 
     cluster.configure("webhook.site = 'staging'");
     cluster.reload();
-    database.wait_until("SELECT state = 'held' FROM webhook_status()");
+    // The worker has heard of it too, not only this session.
+    wait_for_warning(&cluster, &database);
+    assert_eq!(state_and_reason(&database).0, "held");
     let held = database.emit("order.created", json!({}));
     database.add_endpoint("marker", &receiver.url("/marker"));
     database.emit("marker", json!({}));
