@@ -6,6 +6,7 @@ pub mod directory;
 pub mod engine;
 pub mod guarded;
 pub mod log;
+pub mod operated;
 pub mod pgbouncer;
 pub mod port;
 pub mod process;
