@@ -13,6 +13,7 @@ pub mod process;
 pub mod random;
 pub mod raw_receiver;
 pub mod receiver;
+pub mod story;
 pub mod verifier;
 pub mod wait;
 pub mod worker;
