@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod database;
+pub mod dead_letters;
 pub mod directory;
 pub mod engine;
 pub mod guarded;
