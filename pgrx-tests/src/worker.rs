@@ -9,7 +9,8 @@ use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::wait;
 
-/// The pid of the database's worker, waited for.
+/// The pid of the database's worker, waited for until it has made a turn: one that was started for a new database may still
+/// find that the extension is not there, and leave.
 #[track_caller]
 pub fn pid(database: &Database) -> c_int {
     successor(database, 0)
@@ -20,7 +21,8 @@ pub fn pid(database: &Database) -> c_int {
 pub fn successor(database: &Database, earlier: c_int) -> c_int {
     let awaited = format!("a worker of {} other than {earlier}", database.name());
     wait::until(&awaited, || {
-        match database.query_one_value("SELECT worker_pid FROM webhook_status()") {
+        let at_work = "SELECT CASE WHEN state IN ('running', 'held', 'disabled') THEN worker_pid END FROM webhook_status()";
+        match database.query_one_value(at_work) {
             Some(pid) if pid != earlier => Ok(pid),
             seen => Err(seen),
         }
