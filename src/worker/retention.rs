@@ -16,6 +16,8 @@ const SHARE: u32 = 20;
 /// A sweep from the beginning has to pass all that vacuum has not yet removed, and old events that are still needed: one
 /// part in this many of the time goes into that.
 const SWEEP_SHARE: u32 = 100;
+/// A worker that was stopped for a minute amid a step is not slow.
+const LONGEST_REST: Duration = Duration::from_secs(3600);
 const TALLY_PAGE: i32 = 100;
 
 pub struct Retention {
@@ -89,13 +91,14 @@ impl Worker {
         let retention = &mut self.retention;
         if retention.next_sweep.is_none() {
             retention.sweep_took += took;
-            retention.next_sweep = everything.then(|| begun + retention.sweep_took * SWEEP_SHARE);
+            let rest = (retention.sweep_took * SWEEP_SHARE).min(LONGEST_REST);
+            retention.next_sweep = everything.then_some(begun + rest);
         }
         retention.next_step = if everything {
             // It follows a look at whose endpoints these are.
             self.next_survey
         } else {
-            begun + STEP_EVERY.max(took * SHARE)
+            begun + (took * SHARE).clamp(STEP_EVERY, LONGEST_REST)
         };
         let left = pause.saturating_sub(took);
         left.min(
