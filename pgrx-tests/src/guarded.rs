@@ -6,11 +6,12 @@ use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::receiver::{Answer, Receiver, Request};
 
-/// Opens after three failed attempts, for an hour; retries wait as long.
+/// Opens after three failed attempts, for an hour; retries wait as long. A request may take a minute, so that what the
+/// receiver holds ends when the test says so.
 const POLICY: &str = "
-    INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, warn_threshold,
-                                failure_threshold, cooldown, max_cooldown)
-    VALUES ('guarded', 10, 'fixed', '1 h', 0, 0, 0, 3, '1 h', '1 h')";
+    INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, connect_timeout, timeout,
+                                warn_threshold, failure_threshold, cooldown, max_cooldown)
+    VALUES ('guarded', 10, 'fixed', '1 h', 0, 0, '5 s', '55 s', 0, 3, '1 h', '1 h')";
 
 pub struct Guarded {
     pub database: Database,
@@ -22,7 +23,7 @@ impl Guarded {
     /// Failures until the breaker opens, unless the test has its own threshold.
     pub const THRESHOLD: usize = 3;
 
-    /// `settings` are columns of its policy as SQL: `cooldown = '20 ms', when_open = 'skip'`.
+    /// `settings` are columns of its policy as SQL: `failure_threshold = 2, when_open = 'skip'`.
     #[track_caller]
     pub fn with(settings: &str) -> Guarded {
         Guarded::on(Cluster::shared(), settings)
@@ -58,15 +59,13 @@ impl Guarded {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Fails as often as it takes. The events that failed wait for their retries.
+    /// Fails as often as it takes. The events that failed wait for their retries. Neither those nor the probe may be due at
+    /// once: they would go out before the answer changes, or not.
     #[track_caller]
     pub fn open(&self) -> Vec<Uuid> {
         self.answer(500);
         let events = self.emit(Guarded::THRESHOLD);
-        // After a short cooldown it may be HALF_OPEN already.
-        self.database.wait_until(&format!(
-            "SELECT EXISTS (SELECT FROM webhook.breaker WHERE {OF_ORDERS} AND state <> 'CLOSED')"
-        ));
+        self.wait_for_state("OPEN");
         self.answer(200);
         events
     }
@@ -76,6 +75,15 @@ impl Guarded {
         self.database.execute(
             "UPDATE webhook.breaker SET probe_at = now() WHERE state <> 'CLOSED'; SELECT webhook.wake()",
         );
+    }
+
+    /// Lets it be over in a moment, by itself; says when.
+    #[track_caller]
+    pub fn let_the_time_run_out(&self) -> String {
+        self.database.query_one_value(
+            "WITH moved AS (UPDATE webhook.breaker SET probe_at = now() + interval '200 ms' WHERE state <> 'CLOSED' RETURNING probe_at)
+             SELECT probe_at::text, webhook.wake() FROM moved",
+        )
     }
 
     /// The worker looks at everything that is queued: if something could be sent now, it is claimed.

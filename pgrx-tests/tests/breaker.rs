@@ -73,35 +73,40 @@ fn open_sends_nothing_at_all() {
 
 #[test]
 fn after_the_cooldown_one_probe_goes_out() {
-    let guarded = Guarded::with("cooldown = '20 ms'");
+    let guarded = Guarded::with("");
     guarded
         .receiver
         .hold_after(Guarded::PATH, Guarded::THRESHOLD);
-    let failed = guarded.open();
+    guarded.open();
+    let oldest = guarded.emit(1)[0];
     guarded.emit(20);
+    let over_at = guarded.let_the_time_run_out();
     let probe = guarded.wait_for_requests(4).remove(3);
-    guarded.wait_for_state("HALF_OPEN");
+    assert_eq!(guarded.state(), "HALF_OPEN");
     guarded.let_the_worker_look();
     assert_eq!(guarded.requests().len(), 4);
-    assert!(failed.contains(&probe.event_id()), "it has waited longest");
+    assert_eq!(probe.event_id(), oldest, "it has waited longest");
     assert_eq!(
         guarded.breaker("probe_event_id"),
         Some(probe.event_id().to_string())
     );
-    let lease = "probe_at - claimed_at FROM webhook.delivery WHERE event_id = b.probe_event_id";
-    let lease = guarded.breaker(&format!("SELECT {lease}"));
+    let claimed = "FROM webhook.delivery WHERE event_id = b.probe_event_id";
+    let waited = guarded.breaker(&format!("SELECT claimed_at >= '{over_at}' {claimed}"));
+    assert_eq!(waited.as_deref(), Some("true"));
+    let lease = guarded.breaker(&format!("SELECT probe_at - claimed_at {claimed}"));
     assert_eq!(
         lease.as_deref(),
-        Some("00:00:15"),
+        Some("00:01:00"),
         "the timeouts of the policy"
     );
 }
 
 #[test]
 fn a_probe_that_succeeds_closes() {
-    let guarded = Guarded::with("cooldown = '20 ms'");
+    let guarded = Guarded::with("");
     let mut events = guarded.open();
     events.extend(guarded.emit(10));
+    guarded.let_the_time_pass();
     guarded.wait_for_status(&events, "SENT");
     assert_eq!(guarded.state(), "CLOSED");
     let reset = "consecutive_failures = 0 AND trips = 0 AND num_nonnulls(opened_at, probe_at, reason, probe_event_id) = 0";
@@ -288,6 +293,10 @@ fn switched_off_while_it_is_open_it_ends_with_the_next_probe_whatever_that_finds
         ));
     }
     assert_eq!(guarded.state(), "CLOSED");
+    // Until all that was brought forward has failed too, and waits.
+    guarded.database.wait_until(
+        "SELECT retries_before IS NULL AND NOT EXISTS (SELECT FROM webhook.delivery WHERE status = 'SENDING') FROM webhook.breaker",
+    );
     guarded.answer(200);
     guarded
         .database
@@ -319,10 +328,14 @@ fn a_probe_whose_event_was_deleted_makes_room_for_another() {
     guarded
         .database
         .execute("DELETE FROM webhook.event WHERE event_type = 'order.created'");
+    // They have waited longest.
+    guarded
+        .database
+        .execute("UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'");
     let event = guarded.emit(1);
     guarded.let_the_time_pass();
     guarded.wait_for_status(&event, "SENT");
-    guarded.wait_for_status(&deleted, "FAILED");
+    guarded.assert_status(&deleted, "FAILED");
 }
 
 // Switched off instead of opened.
@@ -540,16 +553,19 @@ fn the_outcome_of_a_lost_probe_moves_nothing() {
 #[test]
 fn a_probe_lost_with_its_worker_is_followed_by_another_when_its_lease_ends() {
     let cluster = Cluster::start();
-    let guarded = Guarded::on(&cluster, "connect_timeout = '1 s', timeout = '2 s'");
+    let guarded = Guarded::on(&cluster, "");
     guarded.open();
     guarded
         .receiver
         .hold_after(Guarded::PATH, Guarded::THRESHOLD);
     guarded.let_the_time_pass();
-    guarded.wait_for_requests(4);
-    let lease_ends = guarded.breaker("probe_at").expect("there is a probe");
+    let probe = guarded.wait_for_requests(4).remove(3);
 
     worker::kill(&cluster, &guarded.database);
+    guarded.wait_for_status(&[probe.event_id()], "PENDING");
+    guarded.let_the_worker_look();
+    assert_eq!(guarded.requests().len(), 4, "the lease has not ended");
+    let lease_ends = guarded.let_the_time_run_out();
     guarded.wait_for_requests(5);
     let waited = guarded.breaker(&format!(
         "SELECT claimed_at >= '{lease_ends}' FROM webhook.delivery WHERE event_id = b.probe_event_id"
@@ -565,7 +581,7 @@ fn a_probe_lost_with_its_worker_is_followed_by_another_when_its_lease_ends() {
 
 #[test]
 fn a_probe_that_a_person_cancels_is_followed_by_another_when_its_lease_ends_and_not_before() {
-    let guarded = Guarded::with("connect_timeout = '500 ms', timeout = '500 ms'");
+    let guarded = Guarded::with("");
     guarded.open();
     guarded.emit(5);
     guarded
@@ -573,12 +589,14 @@ fn a_probe_that_a_person_cancels_is_followed_by_another_when_its_lease_ends_and_
         .hold_after(Guarded::PATH, Guarded::THRESHOLD);
     guarded.let_the_time_pass();
     let probe = guarded.wait_for_requests(4).remove(3);
-    let lease_ends = guarded.breaker("probe_at").expect("there is a probe");
     guarded.database.execute(&format!(
         "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = '{}'",
         probe.event_id()
     ));
+    guarded.let_the_worker_look();
+    assert_eq!(guarded.requests().len(), 4, "the lease has not ended");
 
+    let lease_ends = guarded.let_the_time_run_out();
     let next = guarded.wait_for_requests(5).remove(4);
     assert_ne!(next.event_id(), probe.event_id());
     let waited: bool = guarded.database.query_one_value(&format!(
@@ -780,8 +798,8 @@ fn assert_retries_are_brought_forward(close: impl Fn(&Guarded)) {
     guarded.answer(200);
     guarded.database.execute(&format!(
         "UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE event_id = '{}';
-         UPDATE webhook.delivery SET next_attempt_at = now() + interval '1 min' WHERE event_id = '{}';
-         SELECT webhook_emit('order.scheduled', deliver_at => now() + interval '1 min')",
+         UPDATE webhook.delivery SET next_attempt_at = now() + interval '30 min' WHERE event_id = '{}';
+         SELECT webhook_emit('order.scheduled', deliver_at => now() + interval '30 min')",
         failed[0], failed[1]
     ));
     close(&guarded);
@@ -1107,12 +1125,16 @@ fn while_a_person_holds_the_breaker_a_failing_endpoint_gets_no_more_than_its_sha
         .batch_execute("SELECT FROM webhook.breaker FOR UPDATE")
         .unwrap();
     guarded.emit(200);
-    guarded.wait_for_requests(2);
+    // A quarter of the 64 threads.
+    guarded.wait_for_requests(1 + 16);
     for _ in 0..20 {
         guarded.let_the_worker_look();
     }
-    // A quarter of the 64 threads.
     assert_eq!(guarded.requests().len(), 1 + 16);
+    // Or the first of them to be settled would make room before there are enough to open it.
+    guarded
+        .database
+        .wait_until("SELECT in_flight = 0 FROM webhook_status()");
     transaction.rollback().unwrap();
     guarded.wait_for_state("OPEN");
     assert_eq!(guarded.requests().len(), 1 + 16);
@@ -1256,8 +1278,11 @@ fn a_person_may_delete_the_breaker_or_close_it_by_hand() {
         (by_hand, false),
         (by_hand, true),
     ] {
-        let guarded = Guarded::with("initial_delay = '0 s'");
+        let guarded = Guarded::with("");
         let mut events = guarded.open();
+        guarded.database.execute(
+            "UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'",
+        );
         guarded
             .receiver
             .hold_after(Guarded::PATH, Guarded::THRESHOLD);
@@ -1338,16 +1363,21 @@ fn a_test_sees_its_outcome_whatever_the_default_isolation_is() {
 
 #[test]
 fn a_test_that_was_given_up_leaves_nothing_behind() {
-    let cluster = Cluster::start();
-    let guarded = Guarded::on(&cluster, "connect_timeout = '1 ms', timeout = '1 ms'");
+    let guarded = Guarded::with("connect_timeout = '1 ms', timeout = '1 ms'");
     guarded.let_the_worker_look();
-    let pid = worker::pid(&guarded.database);
-    worker::signal(pid, libc::SIGSTOP);
+    // Without the secrets the worker can send nothing.
+    let mut person = guarded.database.connect();
+    let mut transaction = person.transaction().unwrap();
+    transaction
+        .batch_execute("LOCK TABLE webhook.secret IN ACCESS EXCLUSIVE MODE")
+        .unwrap();
     let call = "CALL webhook_test('orders')";
     let tested = guarded.database.connect().query_one(call, &[]);
-    worker::signal(pid, libc::SIGCONT);
+    transaction.rollback().unwrap();
     assert_eq!(tested.unwrap().get::<_, &str>(0), "CANCELLED");
     assert_eq!(guarded.breaker("test_event_id"), None);
+    guarded.let_the_worker_look();
+    assert_eq!(guarded.requests().len(), 0);
 }
 
 #[test]
@@ -1368,9 +1398,10 @@ fn what_was_opened_and_closed_in_one_batch_is_told_with_its_reason() {
         claim(&mut client, 1, endpoint)[0],
         Outcome::status(200, 1e9 + 1.0),
     ));
-    engine::settle(&mut client, &batch);
-
-    let told = client
+    // In one transaction: the worker tells too.
+    let mut transaction = client.transaction().unwrap();
+    engine::settle(&mut transaction, &batch);
+    let told = transaction
         .query("SELECT message FROM webhook.raise_alerts()", &[])
         .unwrap();
     let told: Vec<Option<&str>> = told.iter().map(|row| row.get(0)).collect();
