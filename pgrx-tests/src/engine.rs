@@ -12,6 +12,13 @@ pub fn idle_cluster() -> Cluster {
     idle.setting("jit = off").start()
 }
 
+/// The endpoint `orders`, where nobody listens; returns its id.
+#[track_caller]
+pub fn add_endpoint(database: &Database) -> i32 {
+    database.add_endpoint("orders", "http://127.0.0.1:9/");
+    database.query_one_value("SELECT id FROM webhook.endpoint")
+}
+
 /// A delivery that was claimed, by the number that its claim has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Claim {
@@ -52,6 +59,17 @@ pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) ->
             earlier_attempts: row.get(3),
         })
         .collect()
+}
+
+/// As many as a worker would claim of an endpoint that has nothing in flight.
+#[track_caller]
+pub fn claim_of(client: &mut impl GenericClient, instance: i32, endpoint: i32) -> Vec<Claim> {
+    let wish = Wish {
+        endpoint,
+        capacity: 16,
+        in_flight: 0,
+    };
+    claim(client, instance, &[wish])
 }
 
 /// All that is due at the first endpoint, in the order of its emission.
