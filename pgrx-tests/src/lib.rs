@@ -1,5 +1,6 @@
 //! What the end-to-end tests stand on: a real cluster, a real HTTP receiver, and waiting without sleeping.
 
+pub mod alerts;
 pub mod cluster;
 pub mod database;
 pub mod dead_letters;

@@ -1,0 +1,341 @@
+//! Alerts that are large, many, locked or not to be told at once: none is lost or told twice, and no delivery waits for them.
+
+use std::thread;
+
+use serde_json::json;
+use webhook_e2e::alerts::{
+    Listener, add_endpoint, add_policy, answer, database, emit, own_events, received, sorted,
+    subscribe, tell, try_with, wait_for_logged, wait_for_silence,
+};
+use webhook_e2e::{Answer, Cluster, Receiver, worker};
+
+#[test]
+fn an_alert_fits_whatever_its_endpoint_has() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "large", "webhook.*", "");
+    subscribe(&database, &receiver, "large_of_tenant", "webhook.*", "");
+    let names = [
+        "\"'\\%s%%$1{}".to_owned(),
+        "📦".repeat(200),
+        "\"\\".repeat(100),
+    ];
+    let tenant = "🏢".repeat(200);
+    let metadata = json!({ "owner": "Ann", "notes": "é".repeat(100_000) });
+    let insert = "INSERT INTO webhook.endpoint (name, tenant, url, event_types, metadata) VALUES ($1, $2, 'http://127.0.0.1/', '{none}', $3)";
+    let mut client = database.connect();
+    for name in &names {
+        client.execute(insert, &[name, &tenant, &metadata]).unwrap();
+    }
+    // As long as an error may be, and longer; control characters take six bytes each.
+    for (number, reason) in [
+        "short".to_owned(),
+        "\u{1}".repeat(20_000),
+        "💥".repeat(20_000),
+    ]
+    .iter()
+    .enumerate()
+    {
+        client
+            .execute(
+                "INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
+                 SELECT e.id, k, $1, 9000000000000000000, (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100))
+                 FROM webhook.endpoint e, unnest('{degraded, opened, closed, disabled, failed}'::text[]) k WHERE tenant IS NOT NULL",
+                &[reason],
+            )
+            .unwrap();
+        let texts = listener.texts(&database);
+        assert_eq!(texts.len(), 15 * (number + 1));
+        assert!(texts.iter().all(|text| text.len() < 8000));
+    }
+    for alert in listener.alerts(&database) {
+        assert!(
+            names.iter().any(|name| alert["endpoint"] == **name),
+            "{alert}"
+        );
+        assert_eq!(alert["tenant"], *tenant);
+    }
+    wait_for_silence(&database);
+    let requests = receiver.requests_to("/large");
+    assert_eq!(requests.len(), 45);
+    assert!(
+        requests
+            .iter()
+            .all(|r| r.json()["data"]["metadata"] == metadata)
+    );
+    wait_for_logged(Cluster::shared(), &names[0], 15);
+    let longest = (wait_for_logged(Cluster::shared(), &names[1], 15).into_iter())
+        .map(|(line, _)| line.chars().count());
+    assert!(longest.max() < Some(1000));
+}
+
+#[test]
+fn no_credential_is_told() {
+    const TOKEN: &str = "T0K3N";
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "informed", "webhook.*", "");
+    add_policy(
+        &database,
+        "leaky",
+        "max_attempts = 1, timeout = '100 ms', on_exhausted = 'disable', warn_threshold = 1, failure_threshold = 1",
+    );
+    receiver.hold(&format!("/{TOKEN}/hangs"));
+    receiver.respond(&format!("/{TOKEN}/500"), |request, _| {
+        Answer::status(500).body(format!("{} {:?}", request.path, request.headers))
+    });
+    receiver.respond(&format!("/{TOKEN}/410"), |_, _| Answer::status(410));
+    let urls = [
+        receiver.url(&format!("/{TOKEN}/hangs?{TOKEN}")),
+        receiver.url(&format!("/{TOKEN}/500?{TOKEN}")),
+        receiver.url(&format!("/{TOKEN}/410")),
+        Receiver::closed_url() + TOKEN,
+        format!("http://nowhere.invalid/{TOKEN}"),
+        receiver
+            .url(&format!("/{TOKEN}"))
+            .replace("http:", "https:"),
+    ];
+    let headers = format!(r#"headers => '{{"Authorization": "Bearer {TOKEN}"}}'"#);
+    for (number, url) in urls.iter().enumerate() {
+        let options = format!("'{{leak}}', policy => 'leaky', {headers}");
+        database.add_endpoint_with(&format!("leaky{number}"), url, &options);
+    }
+    let secrets: Vec<String> = {
+        let rows = database
+            .connect()
+            .query("SELECT secret FROM webhook.secret", &[]);
+        rows.unwrap().iter().map(|row| row.get(0)).collect()
+    };
+    database.emit("leak", json!({}));
+    database.wait_until("SELECT count(*) = 6 FROM webhook.dead_letter");
+    let told = listener.texts(&database).join("\n");
+    wait_for_silence(&database);
+    for number in 0..urls.len() {
+        let kinds = sorted(listener.kinds(&database, &format!("leaky{number}")));
+        assert_eq!(kinds, ["degraded", "disabled", "failed", "opened"]);
+    }
+    let log = Cluster::shared().log();
+    let events: Vec<String> = (receiver.requests_to("/informed").iter())
+        .map(|request| String::from_utf8_lossy(&request.body).into_owned())
+        .collect();
+    assert_eq!(events.len(), 24);
+    for credential in secrets.iter().map(String::as_str).chain([TOKEN]) {
+        assert!(!told.contains(credential), "{told}");
+        assert!(!log.contains(credential), "in the log");
+        assert!(events.iter().all(|event| !event.contains(credential)));
+    }
+}
+
+const REFUSE_OWN_EVENTS: &str = "
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no alerts today'; END $$;
+    CREATE TRIGGER refuse BEFORE INSERT ON webhook.event
+        FOR EACH ROW WHEN (NEW.event_type LIKE 'webhook.%') EXECUTE FUNCTION refuse()";
+
+#[test]
+fn trouble_with_telling_keeps_no_delivery_back_and_is_reported() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "waiting", "webhook.*", "");
+    add_endpoint(&database, &receiver, "troubled", "", "");
+    let pid = worker::pid(&database);
+    database.execute(REFUSE_OWN_EVENTS);
+    try_with(&database, &receiver, "troubled", 500, 3);
+    database
+        .wait_until("SELECT coalesce(last_error = 'no alerts today', false) FROM webhook_status()");
+    database.add_endpoint("untroubled", &receiver.url("/untroubled"));
+    for _ in 0..20 {
+        let event = database.emit("order.created", json!({}));
+        database.wait_for_status(event, "SENT");
+    }
+    let complaints = worker::complaints(Cluster::shared(), pid);
+    assert!(
+        complaints
+            .iter()
+            .all(|line| line.contains("no alerts today")),
+        "{complaints:?}"
+    );
+    assert!(!complaints.is_empty());
+    let waiting: i64 = database.query_one_value("SELECT count(*) FROM webhook.alert");
+    assert_eq!(waiting, 2);
+    assert_eq!(own_events(&database), 0);
+
+    database.execute("DROP TRIGGER refuse ON webhook.event");
+    assert_eq!(
+        listener.kinds(&database, "troubled"),
+        ["degraded", "opened"]
+    );
+    wait_for_silence(&database);
+    assert_eq!(
+        sorted(received(&receiver, "waiting")),
+        ["degraded", "opened"]
+    );
+    assert_eq!(worker::pid(&database), pid);
+}
+
+#[test]
+fn what_was_not_told_before_a_crash_is_told_after_it_once() {
+    let mut cluster = Cluster::start();
+    let database = cluster.database("crash");
+    let receiver = Receiver::start();
+    subscribe(&database, &receiver, "patient_one", "webhook.*", "");
+    add_endpoint(&database, &receiver, "crashed", "", "");
+    database.execute(REFUSE_OWN_EVENTS);
+    try_with(&database, &receiver, "crashed", 500, 3);
+    try_with(&database, &receiver, "patient_one", 200, 0);
+    cluster.kill_immediately();
+    cluster.start_server();
+    let mut listener = Listener::new(&database);
+    database.execute("DROP TRIGGER refuse ON webhook.event");
+    assert_eq!(listener.kinds(&database, "crashed"), ["degraded", "opened"]);
+    wait_for_silence(&database);
+    assert_eq!(
+        sorted(received(&receiver, "patient_one")),
+        ["degraded", "opened"]
+    );
+    wait_for_logged(&cluster, "crashed", 2);
+
+    // And not again by the next worker.
+    let pid = worker::pid(&database);
+    worker::terminate(&database, pid);
+    worker::successor(&database, pid);
+    try_with(&database, &receiver, "patient_one", 200, 0);
+    assert_eq!(listener.kinds(&database, "crashed"), ["degraded", "opened"]);
+    assert_eq!(own_events(&database), 2);
+}
+
+#[test]
+fn alerts_that_a_person_has_locked_are_told_later_and_hold_up_nothing() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    add_endpoint(&database, &receiver, "locked", "", "");
+    let mut person = database.connect();
+    let mut transaction = person.transaction().unwrap();
+    // Inserted and locked by the same person: nobody else ever sees it free.
+    transaction
+        .batch_execute(
+            "SELECT FROM webhook.endpoint WHERE name = 'locked' FOR UPDATE;
+             INSERT INTO webhook.alert (endpoint_id, kind, reason) SELECT id, 'degraded', 'by hand' FROM webhook.endpoint",
+        )
+        .unwrap();
+    try_with(&database, &receiver, "locked", 404, 2);
+    assert_eq!(
+        sorted(listener.kinds(&database, "locked")).last().unwrap(),
+        "failed"
+    );
+    transaction.commit().unwrap();
+    database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.alert)");
+    let alerts = listener.alerts(&database);
+    assert_eq!(
+        alerts
+            .iter()
+            .filter(|alert| alert["reason"] == "by hand")
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn alerts_about_an_endpoint_that_was_removed_are_dropped() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    add_endpoint(&database, &receiver, "removed", "", "");
+    database.execute("SELECT webhook_pause('removed')");
+    emit(&database, "removed", 3);
+    database.execute("SELECT webhook_remove_endpoint('removed', pending => 'fail')");
+    add_endpoint(&database, &receiver, "staying", "", "");
+    try_with(&database, &receiver, "staying", 404, 1);
+    assert_eq!(listener.kinds(&database, "staying"), ["failed"]);
+    assert_eq!(listener.alerts(&database).len(), 1);
+}
+
+#[test]
+fn each_is_told_once_whoever_tells_at_the_same_time() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "once", "webhook.*", "");
+    add_endpoint(&database, &receiver, "many_times", "", "");
+    database.execute(
+        "INSERT INTO webhook.alert (endpoint_id, kind, reason) SELECT id, 'opened', 'trial ' || i
+         FROM webhook.endpoint, generate_series(1, 1000) i WHERE name = 'many_times'",
+    );
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut client = database.connect();
+                while !tell(&mut client, 20).is_empty() {}
+            });
+        }
+    });
+    let mut reasons: Vec<String> = (listener.alerts(&database).iter())
+        .map(|alert| alert["reason"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(reasons.len(), 1000);
+    reasons.sort();
+    reasons.dedup();
+    assert_eq!(reasons.len(), 1000);
+    assert_eq!(own_events(&database), 1000);
+}
+
+#[test]
+fn alerts_are_told_where_transactions_are_repeatable_read() {
+    let (database, receiver) = (database(), Receiver::start());
+    let name = database.name();
+    database.execute(&format!(
+        "ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'"
+    ));
+    let before = worker::pid(&database);
+    worker::terminate(&database, before);
+    worker::successor(&database, before);
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "isolated", "webhook.*", "");
+    add_endpoint(&database, &receiver, "repeatable", "", "");
+    try_with(&database, &receiver, "repeatable", 500, 3);
+    answer(&receiver, "repeatable", 200);
+    database.execute("SELECT webhook_resume('repeatable')");
+    assert_eq!(
+        listener.kinds(&database, "repeatable"),
+        ["degraded", "opened", "closed"]
+    );
+    wait_for_silence(&database);
+    assert_eq!(received(&receiver, "isolated").len(), 3);
+}
+
+#[test]
+fn ten_thousand_alerts_at_once_keep_no_delivery_back_for_long() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "flooded", "webhook.*", "");
+    database.execute("SELECT webhook_pause('flooded')");
+    database.add_endpoint_with(
+        "flowing",
+        &receiver.url("/flowing"),
+        "'{flowing}', policy => 'fast'",
+    );
+    database.execute(
+        "INSERT INTO webhook.endpoint (name, url, event_types) SELECT 'e' || i, 'http://127.0.0.1/', '{none}' FROM generate_series(1, 10000) i;
+         INSERT INTO webhook.alert (endpoint_id, kind, reason) SELECT id, 'opened', 'all at once' FROM webhook.endpoint WHERE name LIKE 'e%'",
+    );
+    let mut client = database.connect();
+    loop {
+        let event = webhook_e2e::database::emit(&mut client, "flowing", json!({}));
+        receiver.wait_for_event(event);
+        let left: i64 = client
+            .query_one("SELECT count(*) FROM webhook.alert", &[])
+            .unwrap()
+            .get(0);
+        if left == 0 {
+            break;
+        }
+    }
+    database.wait_until(
+        "SELECT NOT EXISTS (SELECT FROM webhook.delivery_queue WHERE event_type = 'flowing')",
+    );
+    // Until they were sent, so that it makes no difference how long the test took to answer.
+    let slowest: f64 = database.query_one_value(
+        "SELECT max(extract(epoch FROM completed_at - created_at) - duration_ms / 1000.0)::float8
+         FROM webhook.delivery_history WHERE event_type = 'flowing'",
+    );
+    assert!(slowest < 8.0, "a delivery was kept back for {slowest} s");
+    assert_eq!(listener.alerts(&database).len(), 10_000);
+    assert_eq!(own_events(&database), 10_000);
+}
