@@ -56,7 +56,15 @@ fn people_and_the_worker_change_the_same_deliveries_and_nothing_is_lost() {
         ];
         // Whenever one looks, each of them is in exactly one place.
         let began = Instant::now();
-        let is_over = || began.elapsed() >= STORM && changes.load(Ordering::Relaxed) >= CHANGES;
+        let is_over = || {
+            let enough = changes.load(Ordering::Relaxed) >= CHANGES;
+            let patience = if enough {
+                Duration::ZERO
+            } else {
+                wait::DEADLINE
+            };
+            began.elapsed() >= STORM + patience
+        };
         while !is_over() && !people.iter().any(|person| person.is_finished()) {
             let seen = census(&mut session);
             if seen != (DELIVERIES, DELIVERIES) {
@@ -69,6 +77,9 @@ fn people_and_the_worker_change_the_same_deliveries_and_nothing_is_lost() {
             person.join().unwrap();
         }
     });
+    let changes = changes.load(Ordering::Relaxed);
+    assert!(changes >= CHANGES, "only {changes} changes");
+
     receiver.respond("/", |_, _| Answer::status(200));
     database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
     database.execute("SELECT webhook_resend(id) FROM webhook.event ORDER BY id");
