@@ -18,6 +18,8 @@ mod resolver;
 mod roots;
 mod scheduler;
 pub mod signing;
+#[cfg(test)]
+mod stopwatch;
 pub mod template;
 mod threads;
 

@@ -15,6 +15,7 @@
 //!
 //! There are 4 threads, and for as long as lookups hang up to 64. At most 4,096 names are kept.
 
+mod clock;
 mod names;
 
 use std::net::{IpAddr, ToSocketAddrs};
@@ -25,6 +26,9 @@ use std::{fmt, io};
 use crate::failure::{Failure, FailureKind};
 use crate::threads;
 
+use clock::Clock;
+#[cfg(test)]
+pub(crate) use clock::HandMoved;
 pub(crate) use names::Limits;
 use names::{Names, Turn};
 
@@ -46,6 +50,7 @@ struct Shared {
     wanted: Condvar,
     answered: Condvar,
     lookup: Box<Lookup>,
+    clock: Clock,
 }
 
 struct State {
@@ -59,6 +64,10 @@ struct State {
 
 impl Resolver {
     pub fn start(lookup: Box<Lookup>, limits: Limits) -> io::Result<Resolver> {
+        Resolver::with_clock(Box::new(Instant::now), lookup, limits)
+    }
+
+    pub fn with_clock(clock: Clock, lookup: Box<Lookup>, limits: Limits) -> io::Result<Resolver> {
         let resolver = Resolver(Arc::new(Shared {
             state: Mutex::new(State {
                 names: Names::new(limits),
@@ -70,6 +79,7 @@ impl Resolver {
             wanted: Condvar::new(),
             answered: Condvar::new(),
             lookup,
+            clock,
         }));
         for _ in 0..limits.idle_threads {
             let mut state = resolver.0.lock();
@@ -92,7 +102,7 @@ impl Resolver {
     /// asks is interested for as long as `interest`.
     pub fn known(&self, host: &str, interest: Duration) -> Option<Answer> {
         let host = host.to_ascii_lowercase();
-        self.0.known(&mut self.0.lock(), &host, after(interest))
+        self.0.known(&mut self.0.lock(), &host, interest)
     }
 
     pub fn addresses(&self, host: &str, wait: Duration) -> Answer {
@@ -100,10 +110,10 @@ impl Resolver {
         let deadline = after(wait);
         let mut state = self.0.lock();
         loop {
-            if let Some(answer) = self.0.known(&mut state, &host, deadline) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(answer) = self.0.known(&mut state, &host, left) {
                 return answer;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(late());
             }
@@ -142,11 +152,18 @@ impl Shared {
         threads::lock(&self.state)
     }
 
-    fn known(self: &Arc<Self>, state: &mut State, host: &str, until: Instant) -> Option<Answer> {
+    fn known(
+        self: &Arc<Self>,
+        state: &mut State,
+        host: &str,
+        interest: Duration,
+    ) -> Option<Answer> {
         if state.closed {
             return Some(Err(Failure::new(FailureKind::Local, "shutting down")));
         }
-        let answer = state.names.known(host, until);
+        let now = (self.clock)();
+        let until = now + interest.min(LONGEST_WAIT);
+        let answer = state.names.known(host, until, now);
         self.call_somebody(state);
         answer
     }
@@ -178,13 +195,13 @@ impl Shared {
         let mut state = self.lock();
         state.idle -= 1;
         while !state.closed {
-            match state.names.begin_next(Instant::now()) {
+            match state.names.begin_next((self.clock)()) {
                 Turn::Yours(lookup) => {
                     self.call_somebody(&mut state);
                     drop(state);
                     let answer = self.ask(&lookup.host);
                     state = self.lock();
-                    state.names.finish(lookup, answer);
+                    state.names.finish(lookup, answer, (self.clock)());
                     state.answers += 1;
                     self.answered.notify_all();
                 }

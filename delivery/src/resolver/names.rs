@@ -96,8 +96,7 @@ impl Names {
         }
     }
 
-    pub fn known(&mut self, host: &str, until: Instant) -> Option<Answer> {
-        let now = Instant::now();
+    pub fn known(&mut self, host: &str, until: Instant, now: Instant) -> Option<Answer> {
         if !self.by_host.contains_key(host) {
             if let Err(full) = self.make_room() {
                 return Some(Err(full));
@@ -182,8 +181,7 @@ impl Names {
         })
     }
 
-    pub fn finish(&mut self, lookup: Lookup, answer: Answer) {
-        let now = Instant::now();
+    pub fn finish(&mut self, lookup: Lookup, answer: Answer, now: Instant) {
         let lane = match lookup.slow_lane {
             true => &mut self.slow,
             false => &mut self.prompt,

@@ -3,6 +3,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
+use crate::stopwatch::Stopwatch;
 
 const SOON: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -16,6 +17,15 @@ fn resolver_within(
 
 fn resolver(lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static) -> Resolver {
     resolver_within(Limits::default(), lookup)
+}
+
+/// By a clock that the test moves.
+fn resolver_by(
+    clock: &HandMoved,
+    limits: Limits,
+    lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+) -> Resolver {
+    Resolver::with_clock(clock.clock(), Box::new(lookup), limits).unwrap()
 }
 
 fn loopback() -> io::Result<Vec<IpAddr>> {
@@ -82,12 +92,9 @@ fn an_answer_serves_all_spellings_of_a_name_from_the_cache() {
 
 #[test]
 fn a_name_that_does_not_exist_is_dns_and_is_looked_up_again_after_a_moment() {
-    let limits = Limits {
-        failed: Duration::from_millis(20),
-        ..Limits::default()
-    };
+    let (clock, limits) = (HandMoved::new(), Limits::default());
     let asked = AtomicUsize::new(0);
-    let resolver = resolver_within(limits, move |_| {
+    let resolver = resolver_by(&clock, limits, move |_| {
         match asked.fetch_add(1, Ordering::SeqCst) {
             0 => not_found(),
             1 => Ok(vec![]),
@@ -98,7 +105,7 @@ fn a_name_that_does_not_exist_is_dns_and_is_looked_up_again_after_a_moment() {
         let failure = resolver.addresses("a.invalid", PATIENCE).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Dns);
         assert_eq!(resolver.known("a.invalid", PATIENCE), Some(Err(failure)));
-        thread::sleep(limits.failed);
+        clock.pass(limits.failed);
     }
     assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
 }
@@ -133,9 +140,9 @@ fn a_caller_waits_for_a_hanging_lookup_no_longer_than_its_deadline() {
         ..
     } = hanging();
     let resolver = resolver(lookup);
-    let started = Instant::now();
+    let stopwatch = Stopwatch::start();
     assert_eq!(resolver.addresses("hang.invalid", SOON), Err(late()));
-    assert!(started.elapsed() < SOON + Duration::from_millis(500));
+    assert!(stopwatch.elapsed() < SOON + Duration::from_millis(500));
 }
 
 #[test]
@@ -162,14 +169,11 @@ fn concurrent_callers_of_a_name_share_one_lookup() {
 
 #[test]
 fn an_answer_that_is_no_longer_fresh_is_given_at_once_while_it_is_looked_up_again() {
-    let limits = Limits {
-        fresh: Duration::from_millis(20),
-        ..Limits::default()
-    };
+    let (clock, limits) = (HandMoved::new(), Limits::default());
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
     let asked = AtomicUsize::new(0);
-    let resolver = resolver_within(limits, move |_| {
+    let resolver = resolver_by(&clock, limits, move |_| {
         match asked.fetch_add(1, Ordering::SeqCst) {
             0 => loopback(),
             _ => {
@@ -179,7 +183,7 @@ fn an_answer_that_is_no_longer_fresh_is_given_at_once_while_it_is_looked_up_agai
         }
     });
     let old = resolver.addresses("a.invalid", PATIENCE);
-    thread::sleep(limits.fresh);
+    clock.pass(limits.fresh);
     for _ in 0..3 {
         assert_eq!(resolver.known("a.invalid", PATIENCE), Some(old.clone()));
     }
@@ -189,14 +193,10 @@ fn an_answer_that_is_no_longer_fresh_is_given_at_once_while_it_is_looked_up_agai
 
 #[test]
 fn an_answer_that_is_too_old_is_not_given() {
-    let limits = Limits {
-        fresh: Duration::from_millis(10),
-        usable: Duration::from_millis(20),
-        ..Limits::default()
-    };
-    let resolver = resolver_within(limits, |_| loopback());
+    let (clock, limits) = (HandMoved::new(), Limits::default());
+    let resolver = resolver_by(&clock, limits, |_| loopback());
     assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
-    thread::sleep(limits.usable);
+    clock.pass(limits.usable);
     assert_eq!(resolver.known("a.invalid", PATIENCE), None);
     assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
 }
@@ -218,15 +218,15 @@ fn a_thousand_names_that_hang_delay_no_known_name_and_no_new_one_for_more_than_a
         assert_eq!(resolver.known(&format!("hang{n}.invalid"), PATIENCE), None);
     }
     for n in 0..5 {
-        let started = Instant::now();
+        let stopwatch = Stopwatch::start();
         assert!(resolver.known("known.invalid", PATIENCE).unwrap().is_ok());
-        assert!(started.elapsed() < SOON);
+        assert!(stopwatch.elapsed() < SOON);
         assert!(
             resolver
                 .addresses(&format!("new{n}.invalid"), PATIENCE)
                 .is_ok()
         );
-        assert!(started.elapsed() < limits.prompt + Duration::from_millis(500));
+        assert!(stopwatch.elapsed() < limits.prompt + Duration::from_millis(500));
         assert!(resolver.threads() <= limits.threads());
     }
 }
@@ -250,16 +250,21 @@ fn threads_grow_to_the_cap_and_not_past_it_and_go_when_nothing_hangs() {
         release,
         begun,
     } = hanging();
-    let resolver = resolver_within(QUICK, lookup);
+    let clock = HandMoved::new();
+    let resolver = resolver_by(&clock, QUICK, lookup);
     for n in 0..100 {
         resolver.known(&format!("hang{n}.invalid"), PATIENCE);
     }
-    let hanging: Vec<_> = begun.iter().take(QUICK.prompt_threads).collect();
-    thread::sleep(5 * QUICK.prompt);
-    assert!(begun.try_recv().is_err());
+    // Whenever all that is under way hangs, there is a turn for another.
+    for _ in 0..QUICK.prompt_threads {
+        clock.pass(2 * QUICK.prompt);
+        begun.recv_timeout(PATIENCE).unwrap();
+    }
+    clock.pass(2 * QUICK.prompt);
+    let turn = resolver.0.lock().names.begin_next(clock.now());
+    assert!(matches!(turn, Turn::Nobodys(_)));
     // With the one that waits for a turn.
     assert_eq!(resolver.threads(), QUICK.prompt_threads + 1);
-    assert_eq!(hanging.len(), QUICK.prompt_threads);
     drop(release);
     wait_until(|| begun.try_iter().count() == 0 && resolver.threads() == QUICK.idle_threads);
 }
@@ -306,12 +311,12 @@ fn names_that_were_prompt_come_first_then_the_newest_and_slow_ones_have_their_ow
     let is_nobodys = |names: &mut Names, at| matches!(names.begin_next(at), Turn::Nobodys(_));
 
     // One that answers, and one that takes its time.
-    names.known("prompt.invalid", until);
+    names.known("prompt.invalid", until, now);
     let lookup = begin(&mut names, now);
-    names.finish(lookup, Err(late()));
-    names.known("slow.invalid", until);
+    names.finish(lookup, Err(late()), now);
+    names.known("slow.invalid", until, now);
     let lookup = begin(&mut names, now - 10 * one_each.prompt);
-    names.finish(lookup, Err(late()));
+    names.finish(lookup, Err(late()), now);
 
     for host in [
         "new1.invalid",
@@ -319,7 +324,7 @@ fn names_that_were_prompt_come_first_then_the_newest_and_slow_ones_have_their_ow
         "new2.invalid",
         "slow.invalid",
     ] {
-        names.known(host, until);
+        names.known(host, until, now);
     }
     let first = begin(&mut names, now);
     let in_slow_lane = begin(&mut names, now);
@@ -332,7 +337,7 @@ fn names_that_were_prompt_come_first_then_the_newest_and_slow_ones_have_their_ow
         is_nobodys(&mut names, now + 10 * one_each.prompt),
         "all threads of the lane hang"
     );
-    names.finish(first, Err(late()));
+    names.finish(first, Err(late()), now);
     assert_eq!(&*begin(&mut names, now).host, "new2.invalid");
 }
 
@@ -343,14 +348,14 @@ fn a_slow_name_that_nobody_waits_for_any_more_is_not_looked_up() {
         ..QUICK
     });
     let now = Instant::now();
-    names.known("slow.invalid", now);
+    names.known("slow.invalid", now, now);
     let Turn::Yours(lookup) = names.begin_next(now - 10 * QUICK.prompt) else {
         panic!("no turn");
     };
-    names.finish(lookup, Err(late()));
-    names.known("slow.invalid", now);
+    names.finish(lookup, Err(late()), now);
+    names.known("slow.invalid", now, now);
     assert!(matches!(names.begin_next(now + SOON), Turn::Nobodys(None)));
-    names.known("slow.invalid", now + PATIENCE);
+    names.known("slow.invalid", now + PATIENCE, now + SOON);
     assert!(matches!(names.begin_next(now + SOON), Turn::Yours(_)));
 }
 
@@ -359,7 +364,7 @@ fn what_hangs_leaves_a_turn_every_second() {
     let mut names = Names::new(Limits::default());
     let start = Instant::now();
     for n in 0..1000 {
-        names.known(&format!("hang{n}.invalid"), start + PATIENCE);
+        names.known(&format!("hang{n}.invalid"), start + PATIENCE, start);
     }
     let mut begun = 0;
     for second in 0..23 {
@@ -391,12 +396,13 @@ fn the_number_of_names_kept_is_bounded() {
     assert_eq!(resolver.known("n0.invalid", PATIENCE), None);
 
     let mut names = Names::new(few);
-    let until = Instant::now() + PATIENCE;
+    let now = Instant::now();
+    let until = now + PATIENCE;
     for n in 0..few.names {
-        assert_eq!(names.known(&format!("n{n}.invalid"), until), None);
+        assert_eq!(names.known(&format!("n{n}.invalid"), until, now), None);
     }
     let too_many = names
-        .known("one.too.many.invalid", until)
+        .known("one.too.many.invalid", until, now)
         .unwrap()
         .unwrap_err();
     assert_eq!(too_many.kind, FailureKind::Dns);

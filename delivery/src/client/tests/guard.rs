@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::*;
 use crate::address_guard::Network;
 use crate::loopback::networks;
+use crate::resolver::HandMoved;
 
 /// A listener that must not be dialled.
 struct Forbidden(TcpListener);
@@ -81,10 +82,10 @@ fn one_forbidden_address_of_a_name_forbids_them_all() {
 struct Moving {
     client: Client,
     moved: Arc<AtomicBool>,
+    clock: HandMoved,
 }
 
 const BESIDE: &str = "127.0.0.2";
-const KEPT: Duration = Duration::from_millis(50);
 
 impl Moving {
     fn new(guard: impl AddressGuard) -> Moving {
@@ -94,19 +95,21 @@ impl Moving {
             false => Ok(addresses(&["127.0.0.1"])),
             true => Ok(addresses(&[BESIDE])),
         };
-        let briefly = Limits {
-            fresh: KEPT,
-            usable: KEPT,
-            ..Limits::default()
-        };
-        let resolver = Resolver::start(Box::new(lookup), briefly).unwrap();
+        let clock = HandMoved::new();
+        let resolver =
+            Resolver::with_clock(clock.clock(), Box::new(lookup), Limits::default()).unwrap();
         let client = Client::new(8, resolver, guard, &Roots::default());
-        Moving { client, moved }
+        Moving {
+            client,
+            moved,
+            clock,
+        }
     }
 
     fn move_away(&self) {
         self.moved.store(true, Ordering::SeqCst);
-        thread::sleep(KEPT);
+        // What was looked up before is not used any more.
+        self.clock.pass(Limits::default().usable);
     }
 }
 
