@@ -1,6 +1,6 @@
 //! Servers on 127.0.0.1 for the tests, each for a bounded number of connections.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
@@ -103,7 +103,17 @@ pub(crate) fn read_request<S: Read>(stream: &mut BufReader<S>) -> Option<Receive
 /// Keeps a connection open until the peer closes it.
 pub(crate) fn hold(mut stream: impl Read) {
     let mut sink = [0; 1024];
-    while matches!(stream.read(&mut sink), Ok(n) if n > 0) {}
+    while matches!(read_some(&mut stream, &mut sink), Ok(n) if n > 0) {}
+}
+
+/// A read with a timeout is interrupted also when the process was stopped and goes on.
+pub(crate) fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match stream.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
 }
 
 pub(crate) fn route_to(url: impl Into<String>) -> Route {

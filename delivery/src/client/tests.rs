@@ -19,9 +19,13 @@ use crate::loopback::{
     OK, SECRET, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
 };
 use crate::resolver::Limits;
+use crate::stopwatch::Stopwatch;
 use crate::{body, request};
 
+/// Of what is to end with its timeout.
 const SHORT: Duration = Duration::from_millis(300);
+/// Of what is to end with it after something has come in time, also where the process is stopped for a moment.
+const AMPLE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_millis(500);
 
 fn client_that(
@@ -42,10 +46,9 @@ fn client() -> Client {
     client_with(anywhere(), &Roots::default())
 }
 
-fn impatient(url: String) -> Attempt {
+fn attempt_within(timeout: Duration, url: String) -> Attempt {
     attempt_on(Arc::new(Route {
-        connect_timeout: SHORT,
-        timeout: SHORT,
+        timeout,
         ..route_to(url)
     }))
 }
@@ -54,14 +57,19 @@ fn failure(attempt: &Attempt) -> Failure {
     client().deliver(attempt).unwrap_err()
 }
 
-/// The failure when a server does this to the first request it reads.
-fn failure_when(act: impl Fn(TcpStream) + Send + Sync + 'static) -> Failure {
+/// The URL of a server that does this to the first request it reads.
+fn server_doing(act: impl Fn(TcpStream) + Send + Sync + 'static) -> String {
     let address = serve(1, move |_, stream| {
         let mut stream = BufReader::new(stream);
         read_request(&mut stream);
         act(stream.into_inner());
     });
-    failure(&impatient(format!("http://{address}/")))
+    format!("http://{address}/")
+}
+
+/// The failure when a server does this to the first request it reads.
+fn failure_when(act: impl Fn(TcpStream) + Send + Sync + 'static) -> Failure {
+    failure(&attempt_to(server_doing(act)))
 }
 
 /// The response when a server answers the first request with `answer` and then does `act`.
@@ -69,14 +77,30 @@ fn response_when(
     answer: &'static [u8],
     act: impl Fn(TcpStream) + Send + Sync + 'static,
 ) -> Response {
-    let address = serve(1, move |_, stream| {
-        let mut stream = BufReader::new(stream);
-        read_request(&mut stream);
-        stream.get_mut().write_all(answer).unwrap();
-        act(stream.into_inner());
-    });
-    let attempt = impatient(format!("http://{address}/"));
-    client().deliver(&attempt).unwrap()
+    let url = server_answering(answer, act);
+    client().deliver(&attempt_to(url)).unwrap()
+}
+
+fn server_answering(
+    answer: &'static [u8],
+    act: impl Fn(TcpStream) + Send + Sync + 'static,
+) -> String {
+    server_doing(move |mut stream| {
+        stream.write_all(answer).unwrap();
+        act(stream);
+    })
+}
+
+/// How the attempt ended, which was with its timeout.
+#[track_caller]
+fn ending_in_time(attempt: &Attempt, timeout: Duration) -> Result<Response, Failure> {
+    let client = client();
+    let (started, stopwatch) = (Instant::now(), Stopwatch::start());
+    let result = client.deliver(attempt);
+    assert!(started.elapsed() >= timeout, "{result:?}");
+    let elapsed = stopwatch.elapsed();
+    assert!(elapsed < timeout + GRACE, "{elapsed:?}: {result:?}");
+    result
 }
 
 #[test]
@@ -315,11 +339,10 @@ fn an_excerpt_is_short_clean_text() {
 
 #[test]
 fn a_refused_connection_is_connect() {
-    let free = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let failure = failure(&attempt_to(format!("http://{free}/")));
+    // No test listens on that address, and while the port is ours on this one, nobody does on all of them.
+    let ours = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = ours.local_addr().unwrap().port();
+    let failure = failure(&attempt_to(format!("http://127.0.0.3:{port}/")));
     let refused = Failure::new(FailureKind::Connect, "connection refused");
     assert_eq!(failure, refused);
 }
@@ -370,18 +393,29 @@ fn bad_urls_and_headers_are_invalid_requests_that_show_neither() {
 
 #[test]
 fn a_connection_that_arrives_late_still_has_the_whole_timeout() {
-    // 200 ms to look the name up, 200 ms to answer: more than either budget, and both are kept.
-    let address = serve(1, |_, stream| {
-        let mut stream = BufReader::new(stream);
-        read_request(&mut stream);
-        thread::sleep(Duration::from_millis(200));
-        stream.get_mut().write_all(OK).unwrap();
-    });
-    let lookup = |_: &str| {
-        thread::sleep(Duration::from_millis(200));
-        Ok(vec!["127.0.0.1".parse().unwrap()])
+    // The name takes longer to look up than the answer may take, or the answer longer than the lookup may.
+    let (none, long) = (Duration::ZERO, AMPLE + SHORT);
+    let deliver = |to_look_up: Duration, to_answer: Duration| {
+        let address = serve(1, move |_, stream| {
+            let mut stream = BufReader::new(stream);
+            read_request(&mut stream);
+            thread::sleep(to_answer);
+            stream.get_mut().write_all(OK).unwrap();
+        });
+        let lookup = move |_: &str| {
+            thread::sleep(to_look_up);
+            Ok(vec!["127.0.0.1".parse().unwrap()])
+        };
+        let client = client_that(lookup, anywhere(), &Roots::default());
+        let attempt = attempt_on(Arc::new(Route {
+            connect_timeout: to_look_up + AMPLE,
+            timeout: to_answer + AMPLE,
+            ..route_to(format!("http://slow.invalid:{}/", address.port()))
+        }));
+        assert_eq!(client.deliver(&attempt).unwrap().status, 200);
     };
-    let client = client_that(lookup, anywhere(), &Roots::default());
-    let attempt = impatient(format!("http://slow.invalid:{}/", address.port()));
-    assert_eq!(client.deliver(&attempt).unwrap().status, 200);
+    thread::scope(|scope| {
+        scope.spawn(|| deliver(long, none));
+        scope.spawn(|| deliver(none, long));
+    });
 }

@@ -15,6 +15,7 @@ use crate::attempt::Route;
 use crate::loopback::{
     OK, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
 };
+use crate::stopwatch::Stopwatch;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -159,18 +160,19 @@ fn a_hanging_endpoint_leaves_a_quarter_of_the_threads_to_others() {
 fn abort_interrupts_what_is_in_flight_and_refuses_the_rest() {
     let (url, arrivals, _release) = serve_held(2);
     let pool = pool_with(2, || Ok(()));
-    let started = Instant::now();
     pool.submit((0..3).map(|_| attempt_to(url.clone())).collect());
     for _ in 0..2 {
         arrivals.recv_timeout(PATIENCE).unwrap();
     }
+    let started = Instant::now();
     pool.abort();
     pool.submit(vec![attempt_to(url)]);
     for outcome in collect(&pool, 4) {
         let failure = outcome.result.unwrap_err();
         assert_eq!(failure.kind, FailureKind::Local, "{failure}");
     }
-    assert!(started.elapsed() < Duration::from_secs(3));
+    // Their timeouts are longer than that.
+    assert!(started.elapsed() < PATIENCE);
 }
 
 #[test]
@@ -212,7 +214,8 @@ fn dropping_the_pool_does_not_wait_and_ends_its_threads() {
     arrivals.recv_timeout(PATIENCE).unwrap();
     let started = Instant::now();
     drop(pool);
-    assert!(started.elapsed() < Duration::from_millis(500));
+    // The request would go on for longer than that.
+    assert!(started.elapsed() < PATIENCE);
     closings.recv_timeout(PATIENCE).unwrap();
     // The guard goes with the last thread.
     while Arc::strong_count(&alive) > 1 {
@@ -317,27 +320,34 @@ fn a_thousand_names_that_hang_hold_no_thread_and_delay_no_other_endpoint() {
 
     let patience = Duration::from_secs(2);
     let hanging = |n| attempt_on(route(n, format!("http://hang{n}.invalid/"), patience));
-    let submitted = Instant::now();
+    let submitted = Stopwatch::start();
     pool.submit((1..=1000).map(hanging).collect());
+    let mut late = Vec::new();
     while submitted.elapsed() < Duration::from_secs(1) {
-        let started = Instant::now();
+        let stopwatch = Stopwatch::start();
         pool.submit(vec![attempt_on(healthy.clone())]);
-        let outcome = collect(&pool, 1).remove(0);
-        assert_eq!(outcome.result.unwrap().status, 200);
-        assert!(
-            started.elapsed() < Duration::from_millis(200),
-            "{:?}",
-            started.elapsed()
-        );
+        let answered = loop {
+            let (healthy, others) = collect(&pool, 1)
+                .into_iter()
+                .partition::<Vec<_>, _>(|outcome| outcome.key.endpoint_id == 0);
+            late.extend(others);
+            if let Some(outcome) = healthy.into_iter().next() {
+                break outcome;
+            }
+        };
+        assert_eq!(answered.result.unwrap().status, 200);
+        let elapsed = stopwatch.elapsed();
+        assert!(elapsed < Duration::from_millis(200), "{elapsed:?}");
     }
-    for outcome in collect(&pool, 1000) {
+    late.extend(collect(&pool, 1000 - late.len()));
+    let elapsed = submitted.elapsed();
+    assert!(
+        elapsed < patience + Duration::from_millis(500),
+        "{elapsed:?}"
+    );
+    for outcome in late {
         assert_eq!(outcome.result, Err(resolver::late()));
         assert!(outcome.duration >= patience);
-        assert!(
-            outcome.duration < patience + Duration::from_millis(500),
-            "{:?}",
-            outcome.duration
-        );
     }
 }
 
@@ -356,7 +366,7 @@ fn what_waits_for_its_name_is_withdrawn_or_interrupted_like_the_rest() {
 
 #[test]
 fn the_wait_for_a_name_is_a_part_of_the_connect_timeout_and_of_the_duration() {
-    let slow = Duration::from_millis(200);
+    let (slow, timeout) = (Duration::from_secs(1), Duration::from_secs(3));
     let lookup = move |_: &str| {
         std::thread::sleep(slow);
         Ok(vec!["127.0.0.1".parse().unwrap()])
@@ -364,15 +374,14 @@ fn the_wait_for_a_name_is_a_part_of_the_connect_timeout_and_of_the_duration() {
     let pool = pool_that(1, lookup, anywhere());
     let address = serve(2, |_, stream| hold(stream));
     let url = format!("https://a.invalid:{}/", address.port());
-    pool.submit(vec![attempt_on(route(1, url, 2 * slow))]);
+    let stopwatch = Stopwatch::start();
+    pool.submit(vec![attempt_on(route(1, url, timeout))]);
     let outcome = collect(&pool, 1).remove(0);
+    let elapsed = stopwatch.elapsed();
     assert_eq!(
         outcome.result.unwrap_err().message,
-        "no connection within 400ms"
+        "no connection within 3s"
     );
-    assert!(
-        outcome.duration >= 2 * slow && outcome.duration < 3 * slow,
-        "{:?}",
-        outcome.duration
-    );
+    assert!(outcome.duration >= timeout, "{:?}", outcome.duration);
+    assert!(elapsed < timeout + slow, "{elapsed:?}");
 }
