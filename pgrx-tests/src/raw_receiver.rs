@@ -1,14 +1,14 @@
 //! A server on loopback that reads a request and answers with bytes that need not be HTTP.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::port;
+use crate::{port, wait};
 
 /// Dropped, it closes its port.
 pub struct RawReceiver {
@@ -19,7 +19,8 @@ pub struct RawReceiver {
 
 #[derive(Default)]
 struct Shared {
-    connections: AtomicUsize,
+    /// Who has come.
+    connections: Mutex<Vec<SocketAddr>>,
     requests: AtomicUsize,
     stopped: AtomicBool,
 }
@@ -80,9 +81,20 @@ impl RawReceiver {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Of them all, also those that no request came on.
+    /// Of all that were made before, also those that no request came on. They are accepted in the order in which they were
+    /// made: when one of our own is, none of them is still to come.
+    #[track_caller]
     pub fn connection_count(&self) -> usize {
-        self.shared.connections.load(Ordering::SeqCst)
+        let own = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+        let own = own.and_then(|own| own.local_addr());
+        let own = own.expect("the port is open");
+        wait::until("a connection of ours to be accepted", || {
+            let mut connections = self.shared.connections.lock().unwrap();
+            let place = connections.iter().position(|other| *other == own);
+            let place = place.ok_or(connections.len())?;
+            connections.remove(place);
+            Ok::<_, usize>(connections.len())
+        })
     }
 
     pub fn request_count(&self) -> usize {
@@ -106,12 +118,13 @@ fn serve(
     answer: Arc<impl Fn(&mut TcpStream) + Send + Sync + 'static>,
     shared: Arc<Shared>,
 ) {
-    for stream in listener.incoming() {
+    loop {
+        let (stream, peer) = listener.accept().expect("a connection can be accepted");
         if shared.stopped.load(Ordering::SeqCst) {
             return;
         }
-        let mut stream = BufReader::new(stream.expect("a connection can be accepted"));
-        shared.connections.fetch_add(1, Ordering::SeqCst);
+        let mut stream = BufReader::new(stream);
+        shared.connections.lock().unwrap().push(peer);
         let (answer, shared) = (answer.clone(), shared.clone());
         thread::spawn(move || {
             if read_request(&mut stream).is_some() {

@@ -261,7 +261,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<(
         stream.set_nodelay(true)?;
         let shared = shared.clone();
         let service = service_fn(move |request| answer(request, shared.clone()));
+        // A request of somebody who has left meanwhile was sent all the same.
         let connection = hyper::server::conn::http1::Builder::new()
+            .half_close(true)
             .serve_connection(TokioIo::new(stream), service);
         tokio::spawn(connection);
     }
