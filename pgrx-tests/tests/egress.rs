@@ -77,7 +77,7 @@ fn a_proxy_in_the_environment_of_the_server_is_not_used() {
     let secure = RawReceiver::answering(b"");
     let url = format!("https://{}/", secure.authority());
     database.execute(
-        "INSERT INTO webhook.policy (name, max_attempts, connect_timeout) VALUES ('once', 1, '200 ms')",
+        "INSERT INTO webhook.policy (name, max_attempts, connect_timeout) VALUES ('once', 1, '1 s')",
     );
     database.add_endpoint_with(
         "secure",

@@ -235,7 +235,8 @@ fn every_kind_of_error_is_retried_where_the_policy_lists_it_and_final_where_not(
         let others = others.collect::<Vec<_>>().join(",");
         for (verdict, errors, attempts) in [("retry", kind, 2), ("final", &*others, 1)] {
             let case = format!("{name}_{verdict}");
-            let values = format!("'{{{errors}}}', '100 ms'");
+            let timeout = if kind == "timeout" { "100 ms" } else { "1 min" };
+            let values = format!("'{{{errors}}}', '{timeout}'");
             add_policy(&database, &case, "retry_errors, timeout", &values);
             database.add_endpoint_with(&case, &url, &format!("'{{{case}}}', policy => '{case}'"));
             let event = database.emit(&case, json!({}));
@@ -302,7 +303,7 @@ fn max_attempts_is_fixed_at_emit() {
     let (database, receiver) = (database(), Receiver::start());
     receiver.respond("/", |_, _| Answer::status(500));
     database.add_endpoint("all", &receiver.url("/"));
-    add_policy(&database, "other", "timeout", "'1 s'");
+    add_policy(&database, "other", "timeout", "'1 min'");
     pause(&database);
     let earlier = database.emit("order.created", json!({}));
     database.execute("UPDATE webhook.policy SET max_attempts = 1 WHERE name = 'fast'");

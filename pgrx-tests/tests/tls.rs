@@ -236,8 +236,10 @@ fn whoever_cannot_prove_to_be_the_endpoint_gets_a_handshake_and_nothing_else() {
     let mut cluster = Cluster::start();
     let database = cluster.database("matrix");
     trust(&mut cluster, &database, &ours);
+    // Only what stalls ends with its timeout.
     database.execute(
-        "INSERT INTO webhook.policy (name, max_attempts, connect_timeout, timeout) VALUES ('once', 1, '1 s', '1 s')",
+        "INSERT INTO webhook.policy (name, max_attempts, connect_timeout, timeout)
+         VALUES ('once', 1, '1 min', '1 min'), ('hasty', 1, '1 s', '1 min')",
     );
 
     let untrusted = "the certificate is not signed by a trusted authority";
@@ -302,7 +304,8 @@ fn whoever_cannot_prove_to_be_the_endpoint_gets_a_handshake_and_nothing_else() {
     ];
     let trusted = Server::with(ours.certificate(HERE, NOW));
     let emit = |name: &str, server: &Server| {
-        let options = format!("event_types => '{{{name}}}', policy => 'once'");
+        let policy = if name == "stalls" { "hasty" } else { "once" };
+        let options = format!("event_types => '{{{name}}}', policy => '{policy}'");
         database.add_endpoint_with(name, &server.url, &options);
         database.emit(name, json!({"card": SECRET_OF_THE_PAYLOAD}))
     };
@@ -323,7 +326,8 @@ fn whoever_cannot_prove_to_be_the_endpoint_gets_a_handshake_and_nothing_else() {
             (kind, message, None::<i32>),
             "{name}"
         );
-        assert!(row.get::<_, i32>("duration_ms") <= 1_500, "{name}: {row:?}");
+        // The timeout of a second, and room for a machine that stands still; the other timeouts are a minute.
+        assert!(row.get::<_, i32>("duration_ms") < 10_000, "{name}: {row:?}");
         server.assert_heard_nothing_in_clear(1);
     }
 }
