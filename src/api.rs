@@ -214,10 +214,20 @@ mod tests {
 
     #[pg_test]
     fn the_library_is_preloaded_and_the_launcher_runs() {
+        assert!(super::is_preloaded());
+        // The server takes connections before all of its workers run.
+        Spi::run(
+            "DO $$ BEGIN
+                 WHILE NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'webhook launcher') LOOP
+                     PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
+                     ASSERT clock_timestamp() < now() + interval '15 s';
+                 END LOOP;
+             END $$",
+        )
+        .unwrap();
         let launchers = Spi::get_one::<i64>(
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
         );
-        assert!(super::is_preloaded());
         assert_eq!(launchers, Ok(Some(1)));
     }
 
