@@ -18,6 +18,7 @@ pub mod receiver;
 pub mod story;
 pub mod verifier;
 pub mod wait;
+pub mod watch;
 pub mod worker;
 
 pub use cluster::Cluster;

@@ -1,0 +1,208 @@
+//! The triggers of a watched table: those that `webhook_watch()` makes, and those that people make themselves.
+
+use serde_json::json;
+use webhook_e2e::Database;
+use webhook_e2e::database::refusal;
+use webhook_e2e::watch::{NONE, change, database, take_ids, watched};
+
+// the functions themselves
+
+#[test]
+fn watching_again_replaces() {
+    let database = watched("");
+    let triggers = |database: &Database| -> Vec<String> {
+        database.query_one_value(
+            "SELECT coalesce(array_agg(tgname::text ORDER BY tgname), '{}') FROM pg_trigger WHERE tgrelid = 'orders'::regclass",
+        )
+    };
+    assert_eq!(
+        triggers(&database),
+        ["webhook_delete", "webhook_insert", "webhook_update"]
+    );
+    database.execute(
+        "CREATE TRIGGER mine AFTER DELETE ON orders EXECUTE FUNCTION webhook_trigger('mine')",
+    );
+    let made: Vec<String> = database.query_one_value(
+        "SELECT array_agg(w) FROM webhook_watch('orders', 'purchase', '{insert}') AS w",
+    );
+    assert_eq!(
+        made,
+        [
+            "CREATE TRIGGER webhook_insert AFTER INSERT ON public.orders REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION public.webhook_trigger('purchase.created', '{}')"
+        ]
+    );
+    assert_eq!(triggers(&database), ["mine", "webhook_insert"]);
+    database.execute("INSERT INTO orders VALUES (1)");
+    assert_eq!(
+        take_ids(&database),
+        [change("purchase.created", NONE, json!(1))]
+    );
+
+    assert_eq!(
+        database.query_one_value::<i32>("SELECT webhook_unwatch('orders')"),
+        1
+    );
+    assert_eq!(
+        database.query_one_value::<i32>("SELECT webhook_unwatch('orders')"),
+        0
+    );
+    assert_eq!(triggers(&database), ["mine"]);
+}
+
+#[test]
+fn bad_input_is_refused_with_a_hint_and_changes_nothing() {
+    let database = watched("");
+    database.execute(
+        "CREATE VIEW v AS SELECT * FROM orders;
+         CREATE MATERIALIZED VIEW m AS SELECT * FROM orders;
+         CREATE SEQUENCE s;
+         CREATE FOREIGN DATA WRAPPER w;
+         CREATE SERVER w FOREIGN DATA WRAPPER w;
+         CREATE FOREIGN TABLE f (id int) SERVER w",
+    );
+    let cases = [
+        ("NULL, 'a'", "42809"),
+        ("'v', 'a'", "42809"),
+        ("'m', 'a'", "42809"),
+        ("'s', 'a'", "42809"),
+        ("'f', 'a'", "42809"),
+        ("'webhook.event', 'a'", "42809"),
+        ("'webhook.delivery', 'a'", "42809"),
+        ("'orders', NULL", "22023"),
+        ("'orders', 'a b'", "22023"),
+        ("'orders', 'webhook'", "42939"),
+        ("'orders', repeat('a', 195)", "22023"),
+        ("'orders', 'a', NULL", "22023"),
+        ("'orders', 'a', '{}'", "22023"),
+        ("'orders', 'a', '{INSERT}'", "22023"),
+        ("'orders', 'a', '{insert,NULL}'", "22023"),
+        ("'orders', 'a', on_error => 'ignore'", "22023"),
+        ("'orders', 'a', on_error => NULL", "22023"),
+        (
+            "'orders', 'a', include => '{id}', exclude => '{card}'",
+            "22023",
+        ),
+        ("'orders', 'a', include => '{}'", "22023"),
+        ("'orders', 'a', exclude => '{card,NULL}'", "22023"),
+        ("'orders', 'a', '{insert}', changed => '{status}'", "22023"),
+        ("'orders', 'a', changed => '{statsu}'", "42703"),
+        ("'orders', 'a', exclude => '{Card}'", "42703"),
+        ("'orders', 'a', exclude => '{ctid}'", "42703"),
+        ("'orders', 'a', tenant_column => 'customer'", "42703"),
+    ];
+    for (arguments, code) in cases {
+        let refusal = database.refusal(&format!("SELECT webhook_watch({arguments})"));
+        assert_eq!(refusal.code().code(), code, "{arguments}: {refusal:?}");
+        assert!(refusal.hint().is_some(), "no hint for {arguments}");
+    }
+    let refusal = database.refusal("SELECT webhook_watch('orders', 'a', changed => '{statsu}')");
+    assert!(refusal.hint().unwrap().contains("\"status\""));
+    database.execute("INSERT INTO orders VALUES (1)");
+    assert_eq!(
+        take_ids(&database),
+        [change("order.created", NONE, json!(1))]
+    );
+}
+
+// by hand
+
+#[test]
+fn triggers_by_hand_work_for_rows_with_a_condition_and_for_statements() {
+    let database = database();
+    database.execute(
+        r#"CREATE TRIGGER paid AFTER UPDATE ON orders FOR EACH ROW
+               WHEN (OLD.status IS DISTINCT FROM NEW.status AND NEW.status = 'paid')
+               EXECUTE FUNCTION webhook_trigger('order.paid');
+           CREATE TRIGGER gone AFTER DELETE ON orders REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT
+               EXECUTE FUNCTION webhook_trigger('order.gone', '{"include": ["id"]}');
+           CREATE CONSTRAINT TRIGGER late AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+               EXECUTE FUNCTION webhook_trigger('order.late');
+           BEGIN;
+           INSERT INTO orders VALUES (1, 'new'), (2, 'new');
+           SELECT webhook_emit('marker');
+           COMMIT;
+           UPDATE orders SET status = 'paid' WHERE id = 1;
+           UPDATE orders SET total = 1;
+           DELETE FROM orders"#,
+    );
+    let mut events = take_ids(&database);
+    let marker = events.remove(0);
+    assert_eq!(marker.0, "marker");
+    events[3..].sort_by_key(|(_, old, _)| old.as_i64());
+    assert_eq!(
+        events,
+        [
+            change("order.late", NONE, json!(1)),
+            change("order.late", NONE, json!(2)),
+            change("order.paid", json!(1), json!(1)),
+            change("order.gone", json!(1), NONE),
+            change("order.gone", json!(2), NONE),
+        ]
+    );
+}
+
+#[test]
+fn triggers_by_hand_that_cannot_work_say_why() {
+    let database = database();
+    let cases = [
+        ("BEFORE INSERT ON orders FOR EACH ROW", "('a')", "39P01"),
+        ("AFTER INSERT ON orders FOR EACH ROW", "()", "39P01"),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{}', 'b')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"chnaged\": [\"id\"]}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"on_error\": \"ignore\"}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"include\": [\"id\"], \"exclude\": [\"card\"]}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '[]')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders REFERENCING NEW TABLE AS mine FOR EACH STATEMENT",
+            "('a')",
+            "39P01",
+        ),
+        ("AFTER INSERT ON orders FOR EACH ROW", "('a b')", "22023"),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('webhook.a')",
+            "42939",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"include\": [\"nothing\"]}')",
+            "42703",
+        ),
+    ];
+    for (when, arguments, code) in cases {
+        let mut session = database.connect();
+        let create =
+            format!("BEGIN; CREATE TRIGGER t {when} EXECUTE FUNCTION webhook_trigger{arguments}");
+        session.batch_execute(&create).unwrap();
+        let refused = refusal(&mut session, "INSERT INTO orders VALUES (1)");
+        assert_eq!(
+            refused.code().code(),
+            code,
+            "{when} {arguments}: {refused:?}"
+        );
+        assert!(refused.hint().is_some(), "{when} {arguments}");
+    }
+    database.execute("CREATE VIEW v AS SELECT * FROM orders; CREATE TRIGGER t INSTEAD OF INSERT ON v FOR EACH ROW EXECUTE FUNCTION webhook_trigger('a')");
+    let refused = database.refusal("INSERT INTO v VALUES (1)");
+    assert_eq!(refused.code().code(), "39P01");
+}
