@@ -1,11 +1,14 @@
 -- Endpoints: where events go, and who may be sent what.
 
 -- Which installation an endpoint belongs to. A restored dump, a template copy or a staging server with a
--- name of its own has another origin, so its worker leaves the endpoints alone until webhook_adopt().
+-- name of its own has another origin, so its worker leaves the endpoints alone until webhook_adopt(). In plpgsql for the
+-- same reason as webhook.policy_of().
 CREATE FUNCTION webhook.origin() RETURNS text
-    LANGUAGE sql STABLE
-    RETURN (SELECT left(encode(sha256(convert_to(coalesce(current_setting('webhook.site', true), '') || '/' || d.oid, 'UTF8')), 'hex'), 32)
-            FROM pg_catalog.pg_database d WHERE d.datname = current_database());
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN left(encode(sha256(convert_to(coalesce(current_setting('webhook.site', true), '') || '/' || d.oid, 'UTF8')), 'hex'), 32)
+    FROM pg_database d WHERE d.datname = current_database();
+END $$;
 
 ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 

@@ -60,11 +60,17 @@ BEGIN
     END IF;
 END $$;
 
--- The policy of that name, or the default one: an endpoint restored before its policy must not stop anything.
+-- The policy of that name, or the default one: an endpoint restored before its policy must not stop anything. The worker
+-- asks several times in each turn: in plpgsql, since a query in an SQL function would be planned each time.
 CREATE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.policy
-    LANGUAGE sql STABLE
-    RETURN (SELECT p FROM webhook.policy p WHERE p.name IN (policy_name, 'standard')
-            ORDER BY p.name = policy_name DESC LIMIT 1);
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    policy webhook.policy;
+BEGIN
+    SELECT * INTO policy FROM webhook.policy p WHERE p.name IN (policy_name, 'standard')
+    ORDER BY p.name = policy_name DESC LIMIT 1;
+    RETURN policy;
+END $$;
 
 -- What an outcome means under a policy: success, retry, final, disable, or release (our own trouble: put
 -- it back, the attempt does not count). A status that was read decides, whatever came after it.
