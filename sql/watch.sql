@@ -84,11 +84,13 @@ END $$;
 
 -- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
 -- AFTER, for each row or for each statement. A statement gives its rows in transition tables named old_rows and new_rows;
--- without them, as after TRUNCATE, it is one event without rows.
+-- without them, as after TRUNCATE, it is one event without rows. How values are written is not up to the writer's session: with
+-- fewer digits of a float, say, a change of it would not even be seen.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+    SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+    SET bytea_output = 'hex' SET extra_float_digits = 1 AS $$
 DECLARE
     batch_rows constant int := 1000;
     batch_bytes constant bigint := 16 * 1024 * 1024;

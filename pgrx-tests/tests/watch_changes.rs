@@ -259,3 +259,27 @@ fn times_are_in_utc_whatever_the_session_has() {
         "2026-01-01T00:00:00+00:00"
     );
 }
+
+#[test]
+fn values_are_written_the_same_whatever_the_session_has() {
+    let database = database();
+    database.execute(
+        r"ALTER TABLE orders ADD COLUMN during tstzrange, ADD COLUMN took interval, ADD COLUMN seal bytea, ADD COLUMN weight float8;
+          SELECT webhook_watch('orders', 'order', changed => '{weight}');
+          SET DateStyle = 'SQL, DMY';
+          SET IntervalStyle = 'sql_standard';
+          SET bytea_output = 'escape';
+          SET extra_float_digits = -5;
+          INSERT INTO orders (id, during, took, seal, weight)
+          VALUES (1, '[31/01/2026 00:00Z,]', '1 day 2 hours', '\x00ff', 0.30000000000000004);
+          UPDATE orders SET weight = 0.3",
+    );
+    let events = take(&database);
+    let record = &events[0].1["record"];
+    assert_eq!(record["during"], "[\"2026-01-31 00:00:00+00\",)");
+    assert_eq!(record["took"], "1 day 02:00:00");
+    assert_eq!(record["seal"], "\\x00ff");
+    assert_eq!(record["weight"], json!(0.30000000000000004));
+    // Nor is the change lost among digits that are not written.
+    assert_eq!(events[1].0, "order.updated");
+}
