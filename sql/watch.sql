@@ -19,9 +19,11 @@ BEGIN
     RAISE EXCEPTION 'webhook_trigger() cannot work like this: %', problem USING ERRCODE = 'trigger_protocol_violated', HINT = remedy;
 END $$;
 
--- Which columns the options keep out of the payload, and which of them may change without an event; null where all count. A
--- column that is not there may have another name now: rather no event than one with what was to be kept out.
-CREATE FUNCTION webhook.column_choice(options jsonb, columns text[], OUT hidden text[], OUT ignored text[])
+-- Which columns the options keep out of the payload, and which may change without an event; null where all count. Of those
+-- that are kept out, the ones that are not needed at all are not read: nothing in them can be too large, or fail to be JSON.
+-- A column that is not there may have another name now: rather no event than one with what was to be kept out.
+CREATE FUNCTION webhook.column_choice(
+    options jsonb, columns text[], OUT hidden text[], OUT ignored text[], OUT unneeded text[])
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     include text[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'include'));
@@ -37,6 +39,7 @@ BEGIN
     END IF;
     hidden := CASE WHEN options ? 'include' THEN ARRAY(SELECT unnest(columns) EXCEPT SELECT unnest(include)) ELSE exclude END;
     ignored := CASE WHEN options ? 'changed' THEN ARRAY(SELECT unnest(columns) EXCEPT SELECT unnest(changed)) END;
+    unneeded := ARRAY(SELECT unnest(hidden) EXCEPT SELECT unnest(changed || (options ->> 'tenant_column')));
 END $$;
 
 CREATE FUNCTION webhook.emit_changes(event_type text, payloads jsonb[], tenants text[]) RETURNS void
@@ -108,6 +111,7 @@ DECLARE
     old_json jsonb;
     hidden text[];
     ignored text[];
+    unneeded text[] := '{}';
     payload jsonb;
     payloads jsonb[] := '{}';
     bytes bigint := 0;
@@ -158,12 +162,15 @@ BEGIN
 
         -- Nothing is written in here, so it takes no transaction id.
         BEGIN
-            new_json := CASE WHEN by_row THEN webhook.row_as_json(NEW, TG_RELID) ELSE webhook.row_as_json(new_row, TG_RELID) END;
-            old_json := CASE WHEN by_row THEN webhook.row_as_json(OLD, TG_RELID) ELSE webhook.row_as_json(old_row, TG_RELID) END;
-            IF is_choosy AND hidden IS NULL AND coalesce(new_json, old_json) IS NOT NULL THEN
-                SELECT c.hidden, c.ignored INTO hidden, ignored
-                FROM webhook.column_choice(options, ARRAY(SELECT jsonb_object_keys(coalesce(new_json, old_json)))) c;
+            IF is_choosy AND hidden IS NULL AND (by_row OR num_nonnulls(new_table, old_table) > 0) THEN
+                SELECT c.hidden, c.ignored, c.unneeded INTO hidden, ignored, unneeded
+                FROM webhook.column_choice(options, ARRAY(SELECT a.attname::text FROM pg_attribute a
+                                                          WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped)) c;
             END IF;
+            new_json := CASE WHEN by_row THEN webhook.row_as_json(NEW, TG_RELID, unneeded)
+                             ELSE webhook.row_as_json(new_row, TG_RELID, unneeded) END;
+            old_json := CASE WHEN by_row THEN webhook.row_as_json(OLD, TG_RELID, unneeded)
+                             ELSE webhook.row_as_json(old_row, TG_RELID, unneeded) END;
             -- Without both of them, or where all columns count, this is null.
             IF (new_json - ignored = old_json - ignored) IS NOT TRUE THEN
                 payload := jsonb_build_object(

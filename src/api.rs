@@ -153,23 +153,27 @@ fn worker_report() -> TableIterator<
     }))
 }
 
-/// A row of a table as JSON, made as `to_jsonb` does, but with the rights of the table's owner. A type of the owner's may
-/// have a cast to JSON, which is code of the owner's, and the trigger that asks for this has the rights of ours. By hand,
-/// since the answer is passed on as it is.
+/// A row of a table as JSON, made as `to_jsonb` does, but with the rights of the table's owner, and with null for the
+/// columns that nobody needs. A type of the owner's may have a cast to JSON, which is code of the owner's, and the trigger
+/// that asks for this has the rights of ours. By hand, since the answer is passed on as it is.
 ///
 /// # Safety
-/// Called by the server as `webhook.row_as_json(anyelement, oid)`, which is strict.
+/// Called by the server as `webhook.row_as_json(anyelement, oid, text[])`, which is strict.
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn row_as_json(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     let changed_user =
         (pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION) as i32;
-    // SAFETY: there are two arguments, and `to_jsonb` looks at no more than the first and its type. An error on the way
+    // SAFETY: there are three arguments, and `to_jsonb` looks at no more than the first and its type. An error on the way
     // restores the user with the (sub)transaction that it aborts.
     unsafe {
-        let owner = owner_of(pg_sys::Oid::from(
-            (*fcinfo).args.as_slice(2)[1].value.value() as u32,
-        ));
+        let arguments = (*fcinfo).args.as_mut_slice(3);
+        let owner = owner_of(pg_sys::Oid::from(arguments[1].value.value() as u32));
+        if let Some(unneeded) = Array::<&str>::from_datum(arguments[2].value, false)
+            && !unneeded.is_empty()
+        {
+            arguments[0].value = with_nulls(arguments[0].value, unneeded.iter_deny_null());
+        }
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         pg_sys::SetUserIdAndSecContext(owner, context | changed_user);
@@ -183,6 +187,58 @@ pub unsafe extern "C-unwind" fn row_as_json(fcinfo: pg_sys::FunctionCallInfo) ->
 pub extern "C" fn pg_finfo_row_as_json() -> &'static pg_sys::Pg_finfo_record {
     const VERSION_1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
     &VERSION_1
+}
+
+/// The row with null in these columns. What they have is not even read: it may be large, stored elsewhere, or nothing that
+/// JSON could have.
+///
+/// # Safety
+/// `row` is a composite value.
+unsafe fn with_nulls<'a>(
+    row: pg_sys::Datum,
+    columns: impl Iterator<Item = &'a str>,
+) -> pg_sys::Datum {
+    // SAFETY: a record of plpgsql is expanded, and has its fields as they were stored; anything else is made so. Taking it
+    // apart changes nothing that others see of it. The new row is a copy of what is left.
+    unsafe {
+        let row = match is_expanded(row) {
+            true => row,
+            false => pg_sys::make_expanded_record_from_datum(row, pg_sys::CurrentMemoryContext),
+        };
+        let record: *mut pg_sys::ExpandedRecordHeader = pg_sys::DatumGetEOHP(row).cast();
+        let mut description = (*record).er_tupdesc;
+        if description.is_null() {
+            description = pg_sys::expanded_record_fetch_tupdesc(record);
+        }
+        pg_sys::deconstruct_expanded_record(record);
+        let fields = (*record).nfields as usize;
+        let mut nulls = std::slice::from_raw_parts((*record).dnulls, fields).to_vec();
+        for column in columns {
+            let name = std::ffi::CString::new(column).unwrap_or_default();
+            let number = pg_sys::SPI_fnumber(description, name.as_ptr());
+            if let Some(null) = (number.checked_sub(1)).and_then(|n| nulls.get_mut(n as usize)) {
+                *null = true;
+            }
+        }
+        let description = pg_sys::BlessTupleDesc(description);
+        let row = pg_sys::heap_form_tuple(description, (*record).dvalues, nulls.as_mut_ptr());
+        pg_sys::heap_copy_tuple_as_datum(row, description)
+    }
+}
+
+/// # Safety
+/// `value` is of a type of variable length.
+unsafe fn is_expanded(value: pg_sys::Datum) -> bool {
+    let header = value.cast_mut_ptr::<pg_sys::varattrib_1b_e>();
+    // SAFETY: a tag follows where the first byte says so.
+    unsafe {
+        pgrx::varatt_is_1b_e(header.cast())
+            && matches!(
+                (*header).va_tag as u32,
+                pg_sys::vartag_external::VARTAG_EXPANDED_RO
+                    | pg_sys::vartag_external::VARTAG_EXPANDED_RW
+            )
+    }
 }
 
 fn owner_of(table: pg_sys::Oid) -> pg_sys::Oid {

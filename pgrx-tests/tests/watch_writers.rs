@@ -71,6 +71,43 @@ fn with_warn_the_change_goes_on_without_the_event() {
     assert_eq!(take(&database), []);
 }
 
+#[test]
+fn what_is_left_out_costs_nobody_the_change() {
+    let database = database();
+    database.execute(
+        r#"ALTER TABLE orders DROP COLUMN total, ADD COLUMN extra json, ADD COLUMN document bytea, ADD COLUMN customer text;
+           ALTER TABLE orders ALTER COLUMN document SET STORAGE EXTERNAL"#,
+    );
+    let watch = "SELECT webhook_watch('orders', 'order', include => '{id,card}', changed => '{status}', tenant_column => 'customer')";
+    let by_row = r#"SELECT webhook_unwatch('orders');
+        CREATE TRIGGER c AFTER INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION
+        webhook_trigger('order.updated', '{"include": ["id", "card"], "changed": ["status"], "tenant_column": "customer"}')"#;
+    for triggers in [watch, by_row] {
+        database.execute(triggers);
+        // Neither a character that jsonb does not have nor more than it may have. Columns that count are read all the same.
+        database.execute(
+            r#"INSERT INTO orders VALUES (1, 'new', '4111', '"\u0000"', convert_to(repeat('x', 140000000), 'UTF8'), 'acme');
+               UPDATE orders SET card = '4222';
+               UPDATE orders SET status = 'paid';
+               DELETE FROM orders"#,
+        );
+        let tenants: Vec<String> =
+            database.query_one_value("SELECT array_agg(tenant) FROM webhook.event");
+        assert_eq!(tenants, ["acme"; 3]);
+        let (new, paid) = (
+            json!({"id": 1, "card": "4111"}),
+            json!({"id": 1, "card": "4222"}),
+        );
+        let rows: Vec<_> = (take(&database).into_iter())
+            .map(|(_, payload)| (payload["old_record"].clone(), payload["record"].clone()))
+            .collect();
+        assert_eq!(
+            rows,
+            [(NONE, new), (paid.clone(), paid.clone()), (paid, NONE)]
+        );
+    }
+}
+
 /// A session, and the notices that it gets.
 fn listen(database: &Database) -> (Client, std::sync::mpsc::Receiver<String>) {
     let (sender, notices) = std::sync::mpsc::channel();
