@@ -123,7 +123,9 @@ BEGIN
         PERFORM webhook.refuse_trigger(format('it is called %s the operation', TG_WHEN), 'Make it an AFTER trigger, of a table.');
     ELSIF TG_NARGS NOT IN (1, 2) OR jsonb_typeof(options) <> 'object'
           OR options - '{changed,include,exclude,tenant_column,on_error}'::text[] <> '{}' OR options ?& '{include,exclude}'
-          OR options ->> 'on_error' NOT IN ('raise', 'warn') THEN
+          OR options ->> 'on_error' NOT IN ('raise', 'warn') OR jsonb_typeof(options -> 'tenant_column') <> 'string'
+          OR 'array' <> ANY (ARRAY[jsonb_typeof(options -> 'changed'), jsonb_typeof(options -> 'include'),
+                                   jsonb_typeof(options -> 'exclude')]) THEN
         PERFORM webhook.refuse_trigger('its arguments are not the type of an event and options that it knows',
             'Such as webhook_trigger(''order.updated'', ''{"changed": ["status"]}''); webhook_watch() makes a trigger for you.');
     ELSIF NOT by_row THEN

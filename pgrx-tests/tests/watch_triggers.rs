@@ -185,6 +185,16 @@ fn triggers_by_hand_that_cannot_work_say_why() {
         ),
         (
             "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"exclude\": \"card\"}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"tenant_column\": [\"card\"]}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
             "('a', '{\"include\": [\"nothing\"]}')",
             "42703",
         ),
