@@ -231,6 +231,7 @@ CREATE FUNCTION webhook.require_watchable(
 DECLARE
     watched record;
     columns text[] := ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = target AND a.attnum > 0 AND NOT a.attisdropped);
+    foreign_table regclass;
     parameter record;
     wrong text;
 BEGIN
@@ -246,6 +247,18 @@ BEGIN
     ELSIF watched.nspname = 'webhook' THEN
         RAISE EXCEPTION '"%" cannot be watched', target USING ERRCODE = 'wrong_object_type',
             DETAIL = 'It is a table of the extension, and emitting writes such tables.', HINT = 'Watch a table of your own.';
+    END IF;
+
+    WITH RECURSIVE below AS (
+        SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = target
+        UNION
+        SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.inhrelid
+    )
+    SELECT c.oid INTO foreign_table FROM below JOIN pg_class c ON c.oid = below.inhrelid WHERE c.relkind = 'f' LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '"%" cannot be watched', target USING ERRCODE = 'wrong_object_type',
+            DETAIL = format('"%s" is a part of it and a foreign table, whose rows a statement would not show to its triggers.', foreign_table),
+            HINT = 'Watch the parts that are not foreign, each by itself.';
     ELSIF webhook.is_event_type(prefix || '.truncated') IS NOT TRUE THEN
         PERFORM webhook.refuse_event_type(prefix || '.truncated');
     ELSIF (cardinality(operations) > 0 AND operations <@ '{insert,update,delete,truncate}') IS NOT TRUE THEN

@@ -58,7 +58,12 @@ fn bad_input_is_refused_with_a_hint_and_changes_nothing() {
          CREATE SEQUENCE s;
          CREATE FOREIGN DATA WRAPPER w;
          CREATE SERVER w FOREIGN DATA WRAPPER w;
-         CREATE FOREIGN TABLE f (id int) SERVER w",
+         CREATE FOREIGN TABLE f (id int) SERVER w;
+         CREATE TABLE p (id int) PARTITION BY LIST (id);
+         CREATE TABLE p_of_p PARTITION OF p DEFAULT PARTITION BY LIST (id);
+         CREATE FOREIGN TABLE f_of_p PARTITION OF p_of_p DEFAULT SERVER w;
+         CREATE TABLE i (id int);
+         CREATE FOREIGN TABLE f_of_i () INHERITS (i) SERVER w",
     );
     let cases = [
         ("NULL, 'a'", "42809"),
@@ -66,6 +71,8 @@ fn bad_input_is_refused_with_a_hint_and_changes_nothing() {
         ("'m', 'a'", "42809"),
         ("'s', 'a'", "42809"),
         ("'f', 'a'", "42809"),
+        ("'p', 'a'", "42809"),
+        ("'i', 'a'", "42809"),
         ("'webhook.event', 'a'", "42809"),
         ("'webhook.delivery', 'a'", "42809"),
         ("'orders', NULL", "22023"),
