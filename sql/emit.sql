@@ -230,6 +230,7 @@ BEGIN
 END $$;
 
 -- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
+-- No array is none at all: what array_agg() makes of no rows.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_emit_many(
     event_types text[], payloads jsonb[], deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
@@ -240,7 +241,9 @@ DECLARE
     event_ids uuid[];
     wrong_type text;
 BEGIN
-    IF cardinality(event_types) IS DISTINCT FROM cardinality(payloads) THEN
+    event_types := coalesce(event_types, '{}');
+    payloads := coalesce(payloads, '{}');
+    IF cardinality(event_types) <> cardinality(payloads) THEN
         RAISE EXCEPTION 'event_types and payloads must go together' USING ERRCODE = 'array_subscript_error',
             DETAIL = format('There are %s types and %s payloads.', cardinality(event_types), cardinality(payloads)),
             HINT = 'Give one type for each payload, or a single one that is no array.';
@@ -248,7 +251,7 @@ BEGIN
     SELECT t INTO wrong_type FROM unnest(event_types) AS t WHERE webhook.is_event_type(t) IS NOT TRUE LIMIT 1;
     IF FOUND THEN
         PERFORM webhook.refuse_event_type(wrong_type);
-    ELSIF payloads IS NULL OR array_position(payloads, NULL) IS NOT NULL THEN
+    ELSIF array_position(payloads, NULL) IS NOT NULL THEN
         PERFORM webhook.refuse_null_payload();
     ELSIF NOT webhook.is_tenant(tenant) THEN
         PERFORM webhook.refuse_tenant(tenant);
@@ -270,9 +273,7 @@ CREATE FUNCTION @extschema@.webhook_emit_many(
 BEGIN
     IF webhook.is_event_type(event_type) IS NOT TRUE THEN
         PERFORM webhook.refuse_event_type(event_type);
-    ELSIF payloads IS NULL THEN
-        PERFORM webhook.refuse_null_payload();
     END IF;
-    RETURN QUERY SELECT @extschema@.webhook_emit_many(array_fill(event_type, ARRAY[cardinality(payloads)]), payloads, deliver_at,
-                                                      expires_at, tenant, endpoints);
+    RETURN QUERY SELECT @extschema@.webhook_emit_many(array_fill(event_type, ARRAY[coalesce(cardinality(payloads), 0)]), payloads,
+                                                      deliver_at, expires_at, tenant, endpoints);
 END $$;
