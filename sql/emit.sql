@@ -4,8 +4,10 @@
 -- emits any number with the same few statements: for webhook_emit_many(), the triggers of watch.sql and alerts.sql. Both look
 -- up who wants an event by webhook.subscribers().
 --
--- Paused and disabled endpoints get their deliveries too: parked, never dropped. The planner is told to use the index on
--- subscriptions whatever it has seen, once and for all: a plan made among few endpoints must do for many.
+-- Paused and disabled endpoints get their deliveries too: parked, never dropped. What was to be delivered in the past is due
+-- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for. The planner is
+-- told to use the index on subscriptions whatever it has seen, once and for all: a plan made among few endpoints must do for
+-- many.
 
 -- What is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
 -- need them.
@@ -172,7 +174,7 @@ BEGIN
     wanted_keys := webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type);
     INSERT INTO webhook.delivery_queue
         (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key, created_at)
-    SELECT new_event_id, s.endpoint_id, webhook_emit.event_type, s.max_attempts, coalesce(webhook_emit.deliver_at, emitted_at),
+    SELECT new_event_id, s.endpoint_id, webhook_emit.event_type, s.max_attempts, greatest(webhook_emit.deliver_at, emitted_at),
            webhook_emit.expires_at, webhook_emit.ordering_key, webhook_emit.coalesce_key, emitted_at
     FROM webhook.subscribers(wanted_keys) s
     WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
@@ -219,7 +221,7 @@ BEGIN
         WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
     )
     INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, created_at)
-    SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, coalesce(emit_events.deliver_at, emitted_at), emit_events.expires_at,
+    SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, greatest(emit_events.deliver_at, emitted_at), emit_events.expires_at,
            emitted_at
     FROM unnest(event_ids, event_types, tenants, payloads) AS v (id, event_type, tenant, payload)
     JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')

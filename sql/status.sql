@@ -43,7 +43,8 @@ BEGIN
     FROM webhook.worker_state() w,
          (SELECT count(*) AS queued,
                  count(*) FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS due,
-                 now() - min(d.next_attempt_at) FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS oldest_due
+                 now() - min(nullif(d.next_attempt_at, '-infinity'))
+                     FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS oldest_due
           FROM webhook.delivery_queue d) q;
 END $$;
 

@@ -367,6 +367,30 @@ fn deliver_at_in_the_past_is_now() {
 }
 
 #[test]
+fn deliver_at_in_the_past_does_not_count_as_waiting() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    database.execute(
+        "UPDATE webhook.endpoint SET paused_at = now() - interval '900 days';
+         SELECT webhook_emit('order.created', deliver_at => '-infinity');
+         SELECT webhook_emit('order.created', deliver_at => now() - interval '900 days');
+         SELECT webhook_emit_many('order.created', '{1}', deliver_at => '-infinity');
+         -- What a person has set does.
+         SELECT webhook_emit('by.hand');
+         UPDATE webhook.delivery SET next_attempt_at = '-infinity' WHERE event_type = 'by.hand'",
+    );
+    let waited: bool =
+        database.query_one_value("SELECT oldest_due > interval '1 h' FROM webhook_status()");
+    assert!(!waited);
+    // The worker may be at it too.
+    database.execute("SELECT webhook.expire_parked(100)");
+    database.wait_until("SELECT count(*) > 0 FROM webhook.dead_letter");
+    let expired: Vec<String> =
+        database.query_one_value("SELECT array_agg(event_type) FROM webhook.dead_letter");
+    assert_eq!(expired, ["by.hand"]);
+}
+
+#[test]
 fn invalid_events_are_refused() {
     let database = database();
     add_parked_endpoint(&database, "all", None, &["*"]);
