@@ -3,7 +3,7 @@
 
 CREATE FUNCTION webhook.time_in_words(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
-    RETURN to_char(instant, 'YYYY-MM-DD HH24:MI:SSOF');
+    RETURN CASE WHEN isfinite(instant) THEN to_char(instant, 'YYYY-MM-DD HH24:MI:SSOF') ELSE instant::text END;
 
 CREATE FUNCTION webhook.span_in_words(span interval) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT

@@ -335,6 +335,11 @@ fn what_ended_without_an_answer_says_why() {
         ),
         (
             "FAILED",
+            "expired', expires_at = '-infinity",
+            "it was not worth sending after -infinity, its expires_at (expired)",
+        ),
+        (
+            "FAILED",
             "worker lost",
             "the worker ended before the attempt did (worker lost)",
         ),
