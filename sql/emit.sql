@@ -100,7 +100,8 @@ CREATE FUNCTION webhook.max_payload() RETURNS bigint
 --
 -- Whoever meets a key that another transaction has just taken waits for its end: by then the key stands for that one's event, or
 -- is free again. A key whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen,
--- in REPEATABLE READ, the server says so with a serialization failure.
+-- in REPEATABLE READ, the server says so with a serialization failure. A new key is inserted without looking for it first: to
+-- have found it missing would be in conflict with all who insert beside it, in SERIALIZABLE.
 CREATE FUNCTION webhook.take_key(key_tenant text, taken_key text, new_event_id uuid) RETURNS uuid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
@@ -108,17 +109,18 @@ DECLARE
     earlier webhook.idempotency;
 BEGIN
     LOOP
+        INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
+        VALUES (coalesce(key_tenant, ''), taken_key, new_event_id, clock_timestamp())
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
         SELECT * INTO earlier FROM webhook.idempotency i WHERE i.tenant = coalesce(key_tenant, '') AND i.key = taken_key;
         IF earlier.created_at > valid_since THEN
             RETURN earlier.event_id;
-        ELSIF earlier.created_at IS NULL THEN
-            INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
-            VALUES (coalesce(key_tenant, ''), taken_key, new_event_id, clock_timestamp())
-            ON CONFLICT DO NOTHING;
-        ELSE
-            UPDATE webhook.idempotency i SET event_id = new_event_id, created_at = clock_timestamp()
-            WHERE i.tenant = earlier.tenant AND i.key = earlier.key AND i.created_at = earlier.created_at;
         END IF;
+        UPDATE webhook.idempotency i SET event_id = new_event_id, created_at = clock_timestamp()
+        WHERE i.tenant = earlier.tenant AND i.key = earlier.key AND i.created_at = earlier.created_at;
         IF FOUND THEN
             RETURN NULL;
         END IF;

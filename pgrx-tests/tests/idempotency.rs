@@ -189,6 +189,26 @@ fn repeatable_read_is_told_that_it_cannot_see_the_first_event() {
 }
 
 #[test]
+fn different_keys_are_no_conflict_in_serializable() {
+    let database = database();
+    let (mut one, mut other) = (database.connect(), database.connect());
+    let serializable = |session: &mut Client| {
+        session
+            .batch_execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+            .unwrap();
+    };
+    serializable(&mut one);
+    serializable(&mut other);
+    emit(&mut one, "a");
+    emit(&mut other, "b");
+    emit(&mut one, "c");
+    emit(&mut other, "d");
+    one.batch_execute("COMMIT").unwrap();
+    other.batch_execute("COMMIT").unwrap();
+    assert_eq!(events(&database), 4);
+}
+
+#[test]
 fn of_many_at_the_same_time_one_emits() {
     const SESSIONS: usize = 8;
     const KEYS: usize = 40;
