@@ -2,10 +2,12 @@
 -- sent. A delivery that an event emitted later supersedes becomes CANCELLED, reason coalesced. What is in flight is not
 -- called back.
 --
--- Emit supersedes what it sees, without waiting for anybody. Two who emit at the same time do not see each other's events, and
--- what was in flight may come back for another attempt; so the claim looks once more, and takes nothing that has a newer one
--- behind it, nor one whose newer one has been sent already: that would overwrite at the receiver what is newer. What a person
--- sends again by webhook_resend() or with an UPDATE is sent all the same; it has lost its key (requeue(), manual_update()).
+-- Emit supersedes what it sees, without waiting for anybody; in REPEATABLE READ and SERIALIZABLE nothing, since there what the
+-- worker has done meanwhile would cost the emitter its transaction. Two who emit at the same time do not see each other's
+-- events, and what was in flight may come back for another attempt; so the claim looks once more, and takes nothing that has a
+-- newer one behind it, nor one whose newer one has been sent already: that would overwrite at the receiver what is newer. What
+-- a person sends again by webhook_resend() or with an UPDATE is sent all the same; it has lost its key (requeue(),
+-- manual_update()).
 
 CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
 CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
@@ -17,6 +19,9 @@ CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text) RETUR
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RETURN;
+    END IF;
     PERFORM webhook.finish_queued(array_agg(older.event_id), array_agg(older.endpoint_id), 'CANCELLED', 'coalesced')
     FROM webhook.delivery_queue new
     CROSS JOIN LATERAL (

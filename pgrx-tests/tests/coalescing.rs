@@ -1,5 +1,6 @@
 //! A newer event with the same coalesce key supersedes an older one that still waits for an endpoint.
 
+use postgres::IsolationLevel;
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::engine::{self, Claim, Outcome};
@@ -133,6 +134,31 @@ fn emitters_do_not_wait_for_each_other() {
     other.batch_execute("SET lock_timeout = '5 s'").unwrap();
     emit(&mut other, "order-1", "");
     one.batch_execute("ROLLBACK").unwrap();
+}
+
+#[test]
+fn what_the_worker_does_meanwhile_costs_no_emitter_its_transaction() {
+    let cluster = engine::idle_cluster();
+    let database = database(&cluster, "http://127.0.0.1:9/");
+    for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
+        let older = emit(&mut database.connect(), "order-1", "");
+        let mut session = database.connect();
+        let mut late = (session.build_transaction())
+            .isolation_level(level)
+            .start()
+            .unwrap();
+        late.execute("SELECT FROM webhook.event", &[]).unwrap();
+        settle(&database, engine::claim_due(&database)[0], 500);
+        let newer = emit(&mut late, "order-1", "");
+        late.commit().unwrap();
+
+        due_now(&database);
+        let claims = engine::claim_due(&database);
+        assert_eq!(claims.len(), 1);
+        assert_eq!(claims[0].event, newer);
+        assert_eq!(end_of(&database, older), "CANCELLED coalesced");
+        settle(&database, claims[0], 200);
+    }
 }
 
 #[test]
