@@ -165,6 +165,8 @@ BEGIN
     changed := changed + (
         SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'CANCELLED', 'redacted')
         FROM webhook.delivery_queue q WHERE q.event_id = redacted_id);
+    PERFORM webhook.pass_turn(d.endpoint_id, d.ordering_key, d.event_id)
+    FROM webhook.dead_letter d WHERE d.event_id = redacted_id AND d.ordering_key IS NOT NULL;
 
     UPDATE webhook.attempt a SET response_excerpt = NULL WHERE a.event_id = redacted_id AND a.response_excerpt IS NOT NULL;
     GET DIAGNOSTICS excerpts = ROW_COUNT;

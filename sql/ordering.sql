@@ -6,7 +6,7 @@
 -- whose turn it is. So followers are met once and not in every turn, however many wait behind a failing one. Retries and
 -- lost claims keep the turn; it passes on when its delivery leaves the queue, whoever moves it and wherever to: a trigger
 -- sees to it. Under the policy's on_blocked = wait it does not pass on from a dead letter, until somebody sends that again
--- or discards it.
+-- or discards it; but nobody waits for one that was redacted and cannot be sent any more.
 --
 -- What is emitted in a transaction that commits late is not seen in time: it goes out when it has been committed and the
 -- turn that was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they
@@ -140,6 +140,7 @@ BEGIN
        OR EXISTS (SELECT FROM webhook.delivery_queue q
                   WHERE q.event_id = from_event AND q.endpoint_id = of_endpoint AND q.ordering_key = of_key)
        OR (EXISTS (SELECT FROM webhook.dead_letter d WHERE d.event_id = from_event AND d.endpoint_id = of_endpoint)
+           AND EXISTS (SELECT FROM webhook.event v WHERE v.id = from_event AND v.redacted_at IS NULL)
            AND (SELECT (webhook.policy_of(e.policy)).on_blocked = 'wait' FROM webhook.endpoint e WHERE e.id = of_endpoint)) THEN
         RETURN;
     END IF;

@@ -144,7 +144,15 @@ fn with_skip_the_followers_of_a_dead_letter_go_on() {
 #[test]
 fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
     let cluster = engine::idle_cluster();
-    for repair in ["replay", "update", "discard", "cancel", "retention"] {
+    for repair in [
+        "replay",
+        "update",
+        "discard",
+        "cancel",
+        "redact",
+        "delete the event",
+        "retention",
+    ] {
         let database = idle(&cluster, "on_blocked = 'wait'");
         let [first, second] = emit_some(&database, "a");
         assert_eq!(next(&database), [first]);
@@ -162,6 +170,13 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
                 true,
             ),
             "discard" => (format!("SELECT webhook_discard('{first}')"), false),
+            "redact" => (format!("SELECT webhook_redact('{first}')"), false),
+            "delete the event" => (
+                format!(
+                    "DELETE FROM webhook.event WHERE id = '{first}'; SELECT webhook.keep_order()"
+                ),
+                false,
+            ),
             "cancel" => (
                 format!(
                     "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = '{first}'"
