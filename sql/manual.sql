@@ -46,6 +46,7 @@ BEGIN
         IF NEW.expires_at = OLD.expires_at AND NOT webhook.has_time(NEW.expires_at) THEN
             NEW.expires_at := NULL;
         END IF;
+        NEW.claim_seq := greatest(OLD.claim_seq, 1);        -- as in requeue()
         NEW.last_error := NULL;
         NEW.last_status_code := NULL;
         NEW.duration_ms := NULL;

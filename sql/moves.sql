@@ -61,7 +61,8 @@ END $$;
 
 -- Back to the queue, from the start and due now: what failed, and if asked what was sent or cancelled. Not where the
 -- endpoint was removed, or where there is no payload any more. What had expired does not again: somebody wants it sent. Who
--- asks for what was sent or cancelled too wants it whatever has come after it: it is not coalesced any more.
+-- asks for what was sent or cancelled too wants it whatever has come after it: it is not coalesced any more. The claim_seq that it
+-- gets keeps an open breaker from skipping it (again).
 CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], finished_too boolean DEFAULT false) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -87,7 +88,7 @@ BEGIN
         (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key,
          claim_seq, created_at)
     SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), CASE WHEN webhook.has_time(g.expires_at) THEN g.expires_at END,
-           g.ordering_key, CASE WHEN NOT finished_too THEN g.coalesce_key END, g.claim_seq, g.created_at
+           g.ordering_key, CASE WHEN NOT finished_too THEN g.coalesce_key END, greatest(g.claim_seq, 1), g.created_at
     FROM (SELECT * FROM failed UNION ALL SELECT * FROM finished) g;
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF moved > 0 THEN

@@ -39,6 +39,12 @@ BEGIN
     END IF;
 END $$;
 
+-- What `skip` cancels when it is due: emitted since the breaker opened, and since then neither tried nor queued again by a person,
+-- who wants it sent. Both leave a claim_seq.
+CREATE FUNCTION webhook.is_skipped(created_at timestamptz, claim_seq bigint, opened_at timestamptz) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN created_at >= opened_at AND claim_seq = 0;
+
 -- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
 -- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many of each endpoint;
 -- says how many.
@@ -66,7 +72,7 @@ BEGIN
               WHERE q.endpoint_id = guarded.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
                 AND q.event_id IS DISTINCT FROM guarded.test_event_id AND webhook.has_time(q.expires_at)
                 AND q.next_attempt_at >= CASE (guarded.policy).when_open WHEN 'skip' THEN guarded.opened_at ELSE '-infinity' END
-                AND ((guarded.policy).when_open <> 'skip' OR (q.created_at >= guarded.opened_at AND q.claimed_at IS NULL))
+                AND ((guarded.policy).when_open <> 'skip' OR webhook.is_skipped(q.created_at, q.claim_seq, guarded.opened_at))
               ORDER BY q.next_attempt_at, q.event_id
               LIMIT page_size FOR UPDATE SKIP LOCKED) due;
         CONTINUE WHEN ids IS NULL;

@@ -67,6 +67,39 @@ fn skip_holds_what_was_queued_before_and_sends_it_later() {
 }
 
 #[test]
+fn skip_holds_what_a_person_sends_again_while_open() {
+    let guarded = Guarded::with("when_open = 'skip'");
+    guarded.open();
+    // Refused for good as the probe: a dead letter that was emitted after the breaker had opened.
+    guarded.answer(400);
+    guarded.database.execute(
+        "UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE status = 'PENDING'",
+    );
+    guarded.let_the_time_pass();
+    let failed = guarded.emit(1);
+    guarded.wait_for_status(&failed, "FAILED");
+    guarded.wait_for_state("OPEN");
+    guarded.answer(200);
+    let skipped = guarded.emit(2);
+    guarded.wait_for_status(&skipped, "CANCELLED");
+
+    let again = [
+        format!("SELECT webhook_replay('{}')", failed[0]),
+        format!("SELECT webhook_resend('{}')", skipped[0]),
+        format!(
+            "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{}'",
+            skipped[1]
+        ),
+    ];
+    guarded.database.execute(&again.join(";"));
+    guarded.let_the_worker_look();
+    let held = [failed, skipped].concat();
+    guarded.assert_status(&held, "PENDING");
+    guarded.let_the_time_pass();
+    guarded.wait_for_status(&held, "SENT");
+}
+
+#[test]
 fn skip_goes_on_while_the_probe_is_out() {
     let guarded = Guarded::with("when_open = 'skip'");
     guarded.open();
