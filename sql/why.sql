@@ -109,19 +109,27 @@ BEGIN
     END IF;
 END $$;
 
--- What stands between an endpoint and its deliveries, which command removes it, and whether this one waits for that.
-CREATE FUNCTION webhook.why_endpoint(e webhook.endpoint, asked_event_id uuid, OUT sentences text[], OUT waits boolean)
+-- What stands between an endpoint and its deliveries, which command removes it, whether this one waits for that, and whether a
+-- breaker that has closed has made it due before its time.
+CREATE FUNCTION webhook.why_endpoint(
+    e webhook.endpoint, d webhook.delivery, OUT sentences text[], OUT waits boolean, OUT is_brought_forward boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     p webhook.policy := webhook.policy_of(e.policy);
     b webhook.breaker;
     is_foreign boolean := e.origin <> webhook.origin();
+    is_stopped boolean := is_foreign OR num_nonnulls(e.disabled_at, e.paused_at) > 0;    -- so no probe is sent either
     is_test boolean;
+    is_open boolean;
+    probe_is_due boolean;
 BEGIN
     SELECT * INTO b FROM webhook.breaker r WHERE r.endpoint_id = e.id;
-    is_test := coalesce(b.test_event_id = asked_event_id, false);
-    waits := is_foreign OR NOT is_test AND (num_nonnulls(e.disabled_at, e.paused_at) > 0
-                                            OR coalesce(b.state <> 'CLOSED' AND p.when_open IN ('hold', 'skip'), false));
+    is_test := coalesce(b.test_event_id = d.event_id, false);
+    is_open := coalesce(b.state <> 'CLOSED', false);
+    probe_is_due := is_open AND webhook.probe_is_due(b);
+    waits := is_foreign OR NOT is_test AND (
+        is_stopped OR is_open AND (p.when_open = 'hold' OR p.when_open = 'skip' AND NOT webhook.is_skipped(d.created_at, d.claim_seq, b.opened_at)));
+    is_brought_forward := NOT is_open AND coalesce(d.claimed_at < b.retries_before, false);
     sentences := '{}';
 
     IF is_foreign THEN
@@ -151,20 +159,34 @@ BEGIN
             'The circuit breaker of the endpoint has been open since %s, after %s%s.', webhook.time_in_words(b.opened_at),
             CASE b.consecutive_failures WHEN 1 THEN 'a failure' ELSE b.consecutive_failures || ' failures in a row' END,
             '; the last error is: ' || b.last_error);
+    ELSIF b.state = 'HALF_OPEN' THEN
+        sentences := sentences || format(
+            'The circuit breaker of the endpoint is half open: %s, and %s.',
+            CASE WHEN b.probe_event_id = d.event_id THEN 'this delivery is the probe'
+                 ELSE format('event %s is the probe', b.probe_event_id) END,
+            format(CASE WHEN probe_is_due THEN 'had until %s to end, but has no result'
+                        WHEN b.probe_at > now() THEN 'has until %s to end'
+                        ELSE 'had until %s to end; its result is awaited' END, webhook.time_in_words(b.probe_at)));
+    END IF;
+    IF NOT is_stopped AND (b.state = 'OPEN' OR probe_is_due) THEN
         sentences := sentences || format(
             'Nothing is sent to it until a probe, %s: the delivery that has waited longest, or else the next to come.',
             CASE WHEN b.probe_at > now()
                  THEN format('in %s (%s)', webhook.span_in_words(b.probe_at - now()), webhook.time_in_words(b.probe_at))
                  ELSE 'which is due now' END);
-    ELSIF b.state = 'HALF_OPEN' THEN
+    END IF;
+    IF is_open AND NOT (is_stopped AND (b.state = 'OPEN' OR probe_is_due)) THEN
         sentences := sentences || format(
-            'The circuit breaker of the endpoint is half open: %s, and has until %s to end.',
-            CASE WHEN b.probe_event_id = asked_event_id THEN 'this delivery is the probe'
-                 ELSE format('event %s is the probe', b.probe_event_id) END,
-            webhook.time_in_words(b.probe_at));
-    ELSIF b.ramp IS NOT NULL THEN
-        sentences := sentences || format('The endpoint has recovered; of what was parked, at most %s at a time are sent for now.', b.ramp);
-    ELSIF b.consecutive_failures > 0 THEN
+            'If the probe succeeds the breaker closes, and if it fails the breaker %s. SELECT webhook_reset_breaker(%L) closes it now.',
+            CASE p.failure_threshold WHEN 0 THEN 'closes too (failure_threshold = 0)' ELSE 'opens again' END, e.name);
+    END IF;
+
+    IF b.ramp IS NOT NULL THEN
+        sentences := sentences || format(
+            CASE b.consecutive_failures WHEN 0 THEN 'The endpoint has recovered; of what was parked, at most %s at a time are sent for now.'
+                 ELSE 'At most %s at a time are sent to the endpoint until more have succeeded.' END, b.ramp);
+    END IF;
+    IF b.state = 'CLOSED' AND b.consecutive_failures > 0 THEN
         sentences := sentences || format(
             'The endpoint has failed %s in a row%s%s.',
             CASE b.consecutive_failures WHEN 1 THEN 'once' ELSE b.consecutive_failures || ' times' END,
@@ -173,16 +195,15 @@ BEGIN
                 format('; at %s %s', p.failure_threshold,
                        CASE p.on_trip WHEN 'disable' THEN 'it is disabled' ELSE 'its circuit breaker opens' END) END);
     END IF;
-    IF b.state <> 'CLOSED' THEN
-        sentences := sentences || format(
-            'If the probe succeeds the breaker closes, and if it fails the breaker opens again. '
-            'SELECT webhook_reset_breaker(%L) closes it now.', e.name);
+
+    IF NOT is_foreign AND (is_stopped OR is_open) THEN
         sentences := sentences || CASE
+            WHEN is_stopped OR p.when_open = 'hold' THEN
+                format('Meanwhile deliveries are parked%s%s.', ', and fail as "expired" after ' || webhook.span_in_words(p.hold_for),
+                       CASE WHEN NOT is_stopped THEN ' (when_open = hold)' WHEN p.hold_for IS NOT NULL THEN ' (hold_for)' END)
             WHEN p.when_open = 'skip' THEN 'Meanwhile what is emitted is skipped (when_open = skip).'
             WHEN p.when_open = 'fail' THEN 'Meanwhile what is due fails as "circuit open" (when_open = fail).'
-            WHEN p.when_open = 'attempt' THEN 'Meanwhile an attempt that is due fails as "circuit open", and counts (when_open = attempt).'
-            ELSE format('Meanwhile deliveries are parked%s (when_open = hold).',
-                        ', and fail as "expired" after ' || webhook.span_in_words(p.hold_for))
+            ELSE 'Meanwhile an attempt that is due fails as "circuit open", and counts (when_open = attempt).'
         END;
     END IF;
     IF is_test THEN
@@ -274,7 +295,7 @@ BEGIN
         RETURN;
     END IF;
     IF d.status <> 'SENT' THEN
-        SELECT * INTO endpoint FROM webhook.why_endpoint(e, d.event_id);
+        SELECT * INTO endpoint FROM webhook.why_endpoint(e, d);
         RETURN QUERY SELECT '  ' || x FROM unnest(endpoint.sentences) AS x;
     END IF;
 
@@ -292,6 +313,9 @@ BEGIN
             WHEN endpoint.waits THEN
                 format('  %s waits until then%s.', next_attempt,
                        CASE WHEN d.next_attempt_at > now() THEN '; its own time is ' || webhook.time_in_words(d.next_attempt_at) END)
+            WHEN d.next_attempt_at > now() AND endpoint.is_brought_forward THEN
+                format('  %s is due now, before its own time, %s, because the circuit breaker has closed.', next_attempt,
+                       webhook.time_in_words(d.next_attempt_at))
             WHEN d.next_attempt_at > now() THEN
                 format('  %s is due in %s (%s). %s', next_attempt, webhook.span_in_words(d.next_attempt_at - now()),
                        webhook.time_in_words(d.next_attempt_at), make_due)

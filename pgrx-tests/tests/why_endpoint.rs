@@ -9,12 +9,14 @@ fn a_paused_endpoint_says_how_to_resume_it() {
     let event = story.emit();
     let (told, since) = (story.told(event), story.time("-1 h"));
     assert_eq!(
-        told[2..5],
+        told[2..6],
         [
             "  It is PENDING, not tried yet.".to_owned(),
             format!(
                 "  The endpoint has been paused since {since}. SELECT webhook_resume('shop') resumes it."
             ),
+            "  Meanwhile deliveries are parked, and fail as \"expired\" after 7 days (hold_for)."
+                .to_owned(),
             "  Attempt 1 of 6 waits until then.".to_owned(),
         ]
     );
@@ -103,7 +105,7 @@ fn an_open_breaker_says_since_when_until_when_and_what_happens_meanwhile() {
         (
             "when_open = 'skip'",
             "Meanwhile what is emitted is skipped (when_open = skip).",
-            true,
+            false,
         ),
         (
             "when_open = 'fail'",
@@ -145,6 +147,65 @@ fn an_open_breaker_says_since_when_until_when_and_what_happens_meanwhile() {
         };
         assert!(told[7].contains(next), "{told:#?}");
     }
+}
+
+#[test]
+fn what_is_not_skipped_waits_for_the_breaker() {
+    let mut story = Story::begin();
+    story.policy("when_open = 'skip'");
+    let before = story.emit();
+    story.run("SELECT pg_sleep(0.001)");
+    story.breaker(
+        OPEN,
+        "'OPEN', 5, 1, clock_timestamp(), 'HTTP 503', now(), now() + interval '40 s'",
+    );
+    let sent_again =
+        story.delivery("status = 'CANCELLED', last_error = 'skipped', completed_at = now()");
+    assert_told(
+        &story.told(sent_again),
+        &format!("SELECT webhook_resend('{sent_again}', 'shop') sends it all the same."),
+    );
+    story.run(&format!("SELECT webhook_resend('{sent_again}')"));
+    for event in [before, sent_again] {
+        assert_told(&story.told(event), "Attempt 1 of 6 waits until then.");
+    }
+}
+
+#[test]
+fn a_stopped_endpoint_whose_breaker_is_open_promises_no_probe() {
+    for stop in [
+        "paused_at = now()",
+        "disabled_at = now(), disabled_reason = 'gone'",
+        "origin = 'elsewhere'",
+    ] {
+        let mut story = Story::begin();
+        story.policy("when_open = 'fail'");
+        let event = story.emit();
+        story.breaker(
+            OPEN,
+            "'OPEN', 5, 1, now(), 'HTTP 503', now(), now() + interval '40 s'",
+        );
+        story.run(&format!("UPDATE webhook.endpoint SET {stop}"));
+        let told = story.told(event);
+        assert_not_told(&told, "probe");
+        assert_not_told(&told, "circuit open");
+        assert_told(&told, "Attempt 1 of 6 waits until then.");
+    }
+}
+
+#[test]
+fn a_breaker_that_was_switched_off_meanwhile_closes_whatever_the_probe_does() {
+    let mut story = Story::begin();
+    story.policy("failure_threshold = 0");
+    let event = story.emit();
+    story.breaker(
+        OPEN,
+        "'OPEN', 5, 1, now(), 'HTTP 503', now(), now() + interval '40 s'",
+    );
+    assert_told(
+        &story.told(event),
+        "If the probe succeeds the breaker closes, and if it fails the breaker closes too (failure_threshold = 0). SELECT webhook_reset_breaker('shop') closes it now.",
+    );
 }
 
 #[test]
@@ -196,6 +257,73 @@ fn a_half_open_breaker_names_its_probe() {
         &format!(
             "The circuit breaker of the endpoint is half open: this delivery is the probe, and has until {until} to end."
         ),
+    );
+}
+
+#[test]
+fn a_probe_that_has_not_ended_in_time_is_awaited_or_given_up() {
+    let mut story = Story::begin();
+    let waiting = story.emit();
+    let probe = story.delivery(
+        "status = 'SENDING', attempts = 1, claimed_by = 1, claimed_at = now(), claim_seq = 1",
+    );
+    story.breaker(
+        "state, consecutive_failures, trips, opened_at, probe_at, probe_event_id, probe_claim_seq",
+        &format!("'HALF_OPEN', 5, 1, now(), now() - interval '5 s', '{probe}', 1"),
+    );
+    let until = story.time("-5 s");
+    let half_open = format!(
+        "The circuit breaker of the endpoint is half open: event {probe} is the probe, and had until {until} to end"
+    );
+    let told = story.told(waiting);
+    assert_told(&told, &format!("{half_open}; its result is awaited."));
+    assert_not_told(&told, "until a probe");
+
+    story.run(&format!("SELECT webhook_cancel('{probe}')"));
+    let told = story.told(waiting);
+    assert_told(&told, &format!("{half_open}, but has no result."));
+    assert_told(
+        &told,
+        "Nothing is sent to it until a probe, which is due now: the delivery that has waited longest, or else the next to come.",
+    );
+}
+
+#[test]
+fn retries_that_a_closed_breaker_brought_forward_are_due_now() {
+    let mut story = Story::begin();
+    let retry = story.delivery(
+        "attempts = 1, claimed_at = now() - interval '1 min', next_attempt_at = now() + interval '2 h'",
+    );
+    story.breaker("ramp, retries_before", "1, now() - interval '10 s'");
+    let at = story.time("2 h");
+    assert_told(
+        &story.told(retry),
+        &format!(
+            "Attempt 2 of 6 is due now, before its own time, {at}, because the circuit breaker has closed."
+        ),
+    );
+    let scheduled = story.delivery("next_attempt_at = now() + interval '2 h'");
+    let told = story.told(scheduled);
+    assert!(
+        told.iter().any(|told| told.contains("is due in 2 hours")),
+        "{told:#?}"
+    );
+}
+
+#[test]
+fn an_endpoint_that_fails_while_it_is_drained_says_both() {
+    let mut story = Story::begin();
+    let event = story.emit();
+    story.breaker("ramp, consecutive_failures", "2, 3");
+    let told = story.told(event);
+    assert_not_told(&told, "recovered");
+    assert_told(
+        &told,
+        "At most 2 at a time are sent to the endpoint until more have succeeded.",
+    );
+    assert_told(
+        &told,
+        "The endpoint has failed 3 times in a row; at 5 its circuit breaker opens.",
     );
 }
 
