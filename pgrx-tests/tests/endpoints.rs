@@ -181,6 +181,10 @@ fn missing_input_is_refused_without_showing_the_rest() {
         let update = format!("UPDATE webhook.endpoint SET {column} = NULL");
         assert_refused(&database, &update, "22023");
     }
+    for column in ["id", "created_at", "origin", "format", "policy"] {
+        let update = format!("UPDATE webhook.endpoint SET {column} = NULL");
+        assert_refused(&database, &update, "22023");
+    }
 }
 
 #[test]
