@@ -162,6 +162,17 @@ END $$;
 CREATE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
 
+-- Who inserts it again with its id has not removed it after all: what has that id is its own.
+CREATE FUNCTION webhook.forget_removed_endpoint() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM webhook.removed_endpoint r WHERE r.id = NEW.id;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER forget_removed_endpoint AFTER INSERT ON webhook.endpoint
+    FOR EACH ROW EXECUTE FUNCTION webhook.forget_removed_endpoint();
+
 CREATE FUNCTION webhook.wake_worker() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

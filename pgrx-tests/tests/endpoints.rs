@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::{Cluster, Database, Receiver};
+use webhook_e2e::{Answer, Cluster, Database, Receiver};
 
 /// In every header, secret and URL of the refused: no error may repeat it.
 const CREDENTIAL: &str = "c3VwZXItc2VjcmV0LXNpZ25pbmcta2V5LW9mLW91cnM";
@@ -541,6 +541,40 @@ fn what_is_emitted_while_its_endpoint_is_removed_is_cancelled() {
     database.execute("SELECT webhook_remove_endpoint('removed')");
     emitting.commit().unwrap();
     database.wait_for_status(event, "CANCELLED");
+}
+
+#[test]
+fn an_endpoint_that_is_inserted_again_is_as_it_was() {
+    let cluster = Cluster::builder()
+        .setting("webhook.stale_after = '1s'")
+        .start();
+    let (database, receiver) = (cluster.database("removed"), Receiver::start());
+    database.execute("UPDATE webhook.policy SET max_attempts = 1 WHERE name = 'fast'");
+    receiver.respond("/back", |_, _| Answer::status(500));
+    database.add_endpoint("back", &receiver.url("/back"));
+    let failed = database.emit("order.created", json!({}));
+    database.wait_for_status(failed, "FAILED");
+    let undo = "CREATE TEMPORARY TABLE copy AS SELECT * FROM webhook.endpoint;
+                DELETE FROM webhook.endpoint; INSERT INTO webhook.endpoint SELECT * FROM copy";
+    for _ in 0..2 {
+        database.execute(undo);
+    }
+    assert_eq!(
+        database.query_one_value::<i64>("SELECT count(*) FROM webhook.failed"),
+        1
+    );
+
+    database.execute("SELECT webhook_pause('back')");
+    let parked = database.emit("order.created", json!({}));
+    // What is removed is cancelled in the same step.
+    database.add_endpoint("gone", &Receiver::closed_url());
+    database.execute("SELECT webhook_pause('gone')");
+    let orphan = database.emit("order.created", json!({}));
+    database.execute("DELETE FROM webhook.endpoint WHERE name = 'gone'");
+    database.wait_until(&format!(
+        "SELECT count(*) = 1 FROM webhook.delivery WHERE event_id = '{orphan}' AND status = 'CANCELLED'"
+    ));
+    assert_eq!(database.delivery_status(parked).as_deref(), Some("PENDING"));
 }
 
 #[test]

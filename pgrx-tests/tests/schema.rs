@@ -138,6 +138,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.begin_replay",
             "webhook.check_endpoint",
             "webhook.end_test",
+            "webhook.forget_removed_endpoint",
             "webhook.manual_update",
             "webhook.pass_turn",
             "webhook.protect_policy",
