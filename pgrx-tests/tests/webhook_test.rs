@@ -405,6 +405,26 @@ fn inside_a_transaction_block_it_is_an_error_and_nothing_is_sent() {
 }
 
 #[test]
+fn where_no_worker_reports_a_test_says_so() {
+    let database = database();
+    orders(&database, "");
+    // As on a standby, or before the launcher has seen the database.
+    let silent = "CREATE OR REPLACE FUNCTION webhook.worker_report(
+                      OUT pid int, OUT state text, OUT reason text, OUT in_flight int, OUT last_error text, OUT last_error_at timestamptz)
+                  RETURNS SETOF record LANGUAGE sql AS $$ SELECT 1, '', '', 1, '', now() WHERE false $$";
+    database.execute(silent);
+    let refusal = database.refusal("CALL webhook_test('orders')");
+    assert_eq!(*refusal.code(), SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert_eq!(
+        refusal.message(),
+        "nothing is sent at the moment: no worker"
+    );
+    let reason: String =
+        database.query_one_value("SELECT reason FROM webhook_status() WHERE state = 'no worker'");
+    assert_eq!(refusal.detail(), Some(&*reason));
+}
+
+#[test]
 fn where_nothing_is_sent_a_test_says_so() {
     let mut cluster = Cluster::builder().without_preload().start();
     let database = cluster.database("untested");
