@@ -45,7 +45,7 @@ BEGIN
     FROM webhook.worker_state() w,
          (SELECT count(*) AS queued,
                  count(*) FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS due,
-                 now() - min(nullif(d.next_attempt_at, '-infinity'))
+                 now() - min(greatest(d.next_attempt_at, d.created_at))
                      FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS oldest_due
           FROM webhook.delivery_queue d) q;
 END $$;

@@ -391,6 +391,28 @@ fn deliver_at_in_the_past_does_not_count_as_waiting() {
 }
 
 #[test]
+fn what_was_due_in_the_past_is_overdue_since_it_was_emitted() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    database.execute(
+        "SELECT webhook_emit('order.created', deliver_at => '-infinity');
+         SELECT webhook_emit_many('order.created', '{1}', deliver_at => '2000-01-01')",
+    );
+    assert!(database.query_one_value::<bool>(
+        "SELECT count(*) = 2 AND bool_and(next_attempt_at = created_at) FROM webhook.delivery"
+    ));
+    // A person may write what an emitter cannot.
+    for past in ["'-infinity'", "now() - interval '10 years'"] {
+        database.execute(&format!(
+            "UPDATE webhook.delivery SET next_attempt_at = {past}"
+        ));
+        assert!(database.query_one_value::<bool>(
+            "SELECT due = 2 AND oldest_due BETWEEN '0 s' AND '1 h' FROM webhook_status()"
+        ));
+    }
+}
+
+#[test]
 fn invalid_events_are_refused() {
     let database = database();
     add_parked_endpoint(&database, "all", None, &["*"]);
