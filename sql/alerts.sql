@@ -51,7 +51,9 @@ BEGIN
             'event_ids', CASE WHEN alert.kind = 'failed' THEN to_jsonb(alert.event_ids) END,
             'at', alert.raised_at)) || jsonb_build_object('metadata', (alert.endpoint).metadata);
         IF NOT alert.is_own THEN
-            PERFORM webhook.emit_alert(alert.endpoint, alert.id, event_type, payload);
+            PERFORM webhook.emit_alert(alert.endpoint, alert.id, event_type,
+                                       CASE WHEN octet_length(payload::text) <= webhook.max_payload() THEN payload
+                                            ELSE payload - 'metadata' END);
         END IF;
 
         -- With its id: of two that are alike in all else the server would send one.

@@ -70,6 +70,41 @@ fn an_alert_fits_whatever_its_endpoint_has() {
 }
 
 #[test]
+fn metadata_larger_than_a_payload_may_be_keep_no_alert_back() {
+    let (database, receiver) = (database(), Receiver::start());
+    let mut listener = Listener::new(&database);
+    subscribe(&database, &receiver, "subscriber", "webhook.*", "");
+    for name in ["large", "small"] {
+        add_endpoint(&database, &receiver, name, "", "");
+    }
+    let limit = format!(
+        "ALTER DATABASE {} SET webhook.max_payload = '1kB'",
+        database.name()
+    );
+    database.execute(&limit);
+    let before = worker::pid(&database);
+    worker::terminate(&database, before);
+    worker::successor(&database, before);
+    database.execute(
+        "UPDATE webhook.endpoint SET metadata = jsonb_build_object('owner', repeat('x', 1000)) WHERE name = 'large';
+         INSERT INTO webhook.alert (endpoint_id, kind, reason)
+         SELECT id, 'opened', repeat('reason ', 300) FROM webhook.endpoint WHERE name IN ('large', 'small') ORDER BY name",
+    );
+    assert_eq!(listener.kinds(&database, "large"), ["opened"]);
+    assert_eq!(listener.kinds(&database, "small"), ["opened"]);
+    wait_for_silence(&database);
+    let told = receiver.requests_to("/subscriber");
+    let data: Vec<_> = told
+        .iter()
+        .map(|request| request.json()["data"].clone())
+        .collect();
+    assert_eq!(data.len(), 2);
+    assert_eq!(data[0]["endpoint"], "large");
+    assert_eq!(data[0].get("metadata"), None);
+    assert_eq!(data[1]["endpoint"], "small");
+}
+
+#[test]
 fn no_credential_is_told() {
     const TOKEN: &str = "T0K3N";
     let (database, receiver) = (database(), Receiver::start());
