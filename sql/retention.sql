@@ -31,6 +31,7 @@ CREATE FUNCTION webhook.expire(
 DECLARE
     sent_before timestamptz := now() - nullif(current_setting('webhook.retention_sent'), '-1')::interval;
     failed_before timestamptz := now() - nullif(current_setting('webhook.retention_failed'), '-1')::interval;
+    tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own, when it has seen the outcome
     key_before timestamptz := now() - webhook.duration_setting('webhook.idempotency_window', '24 h');
     keys int;
     event_ids uuid[];
@@ -47,6 +48,7 @@ BEGIN
             WHERE ctid = ANY (ARRAY(
                 SELECT h.ctid FROM webhook.delivery_history h
                 WHERE h.completed_at >= coalesce(sent_from, '-infinity') AND h.completed_at < sent_before
+                  AND (h.event_type <> 'webhook.test' OR h.completed_at < tests_before)
                 ORDER BY h.completed_at LIMIT step FOR UPDATE SKIP LOCKED))
             RETURNING event_id, endpoint_id, completed_at
         )
@@ -59,6 +61,7 @@ BEGIN
             WHERE ctid = ANY (ARRAY(
                 SELECT f.ctid FROM webhook.dead_letter f
                 WHERE f.completed_at >= coalesce(failed_from, '-infinity') AND f.completed_at < failed_before
+                  AND (f.event_type <> 'webhook.test' OR f.completed_at < tests_before)
                 ORDER BY f.completed_at LIMIT step - seen FOR UPDATE SKIP LOCKED))
             RETURNING event_id, endpoint_id, completed_at
         )

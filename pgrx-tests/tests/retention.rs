@@ -354,6 +354,35 @@ fn zero_removes_at_once() {
 }
 
 #[test]
+fn the_outcome_of_a_test_stays_for_its_caller() {
+    let receiver = Receiver::start();
+    let cluster = Cluster::builder()
+        .setting("webhook.retention_sent = 0")
+        .setting("webhook.retention_failed = 0")
+        .start();
+    let database = database(&cluster, &receiver);
+    let mut client = database.connect();
+    let mut written = client.transaction().unwrap();
+    written
+        .batch_execute(
+            "SELECT past('SENT', '1 s'), past('FAILED', '1 s'), past('SENT', '2 min');
+             SET LOCAL webhook.engine = on;
+             UPDATE webhook.delivery SET event_type = 'webhook.test';
+             SELECT past('SENT', '1 s'), past('FAILED', '1 s');
+             SELECT webhook.expire(1000, NULL, NULL, NULL, NULL)",
+        )
+        .unwrap();
+    let left = "SELECT string_agg(format('%s %s', event_type, status), ', ' ORDER BY status),
+                       (SELECT count(*) FROM webhook.event) FROM webhook.delivery";
+    let left = written.query_one(left, &[]).unwrap();
+    assert_eq!(
+        left.get::<_, String>(0),
+        "webhook.test FAILED, webhook.test SENT"
+    );
+    assert_eq!(left.get::<_, i64>(1), 2);
+}
+
+#[test]
 fn what_somebody_has_locked_is_passed_over_and_goes_later() {
     let mut cluster = cluster_that_keeps_everything();
     let receiver = Receiver::start();
