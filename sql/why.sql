@@ -75,8 +75,9 @@ DECLARE
     digits text := replace(asked_event_id::text, '-', '');
 BEGIN
     RETURN NEXT format(
-        'There is no event %s here: it was never emitted, its transaction was rolled back or is still open, '
-        'or it was removed when its time was over (webhook.retention_sent%s, webhook.retention_failed%s).',
+        'There is no event %s here: it was never emitted, its transaction was rolled back or is still open, or it was removed: '
+        'when its time was over (webhook.retention_sent%s, webhook.retention_failed%s), when it had been sent under a policy with '
+        'keep_sent = false, or by webhook_discard().',
         coalesce(asked_event_id::text, 'NULL'),
         ' is ' || current_setting('webhook.retention_sent', true), ' is ' || current_setting('webhook.retention_failed', true));
     RETURN NEXT CASE WHEN substr(digits, 13, 1) = '7' THEN format(

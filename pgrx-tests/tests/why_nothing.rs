@@ -145,7 +145,13 @@ fn an_event_that_is_not_there_says_what_may_have_become_of_it() {
         "{}",
         told[0]
     );
-    for reason in ["never emitted", "rolled back", "webhook.retention_sent"] {
+    for reason in [
+        "never emitted",
+        "rolled back",
+        "webhook.retention_sent",
+        "keep_sent = false",
+        "webhook_discard()",
+    ] {
         assert!(told[0].contains(reason), "{}", told[0]);
     }
     let seconds = (rolled_back.get_timestamp().expect("it has a time"))
