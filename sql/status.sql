@@ -67,7 +67,7 @@ SELECT e.name, e.tenant,
            WHEN b.consecutive_failures > 0 THEN 'DEGRADED'
            ELSE 'ACTIVE'
        END AS state,
-       coalesce(e.disabled_reason, b.reason) AS reason,
+       CASE WHEN e.disabled_at IS NOT NULL THEN e.disabled_reason WHEN e.paused_at IS NULL THEN b.reason END AS reason,
        coalesce(e.disabled_at, e.paused_at, b.opened_at) AS since,
        coalesce(b.consecutive_failures, 0) AS consecutive_failures,
        coalesce(b.trips, 0) AS trips,

@@ -104,7 +104,7 @@ fn disabled_hides_paused_hides_open_and_none_of_them_is_probed() {
 
     database.execute("SELECT webhook_pause('orders')");
     let paused = format!(
-        "{} AND next_probe_at IS NULL AND since = (SELECT paused_at FROM webhook.endpoint)",
+        "{} AND next_probe_at IS NULL AND reason IS NULL AND since = (SELECT paused_at FROM webhook.endpoint)",
         parked("PAUSED")
     );
     assert_that(&database, "orders", &paused);
