@@ -182,7 +182,7 @@ BEGIN
             CASE p.failure_threshold WHEN 0 THEN 'closes too (failure_threshold = 0)' ELSE 'opens again' END, e.name);
     END IF;
 
-    IF b.ramp IS NOT NULL THEN
+    IF b.ramp IS NOT NULL AND NOT is_stopped THEN
         sentences := sentences || format(
             CASE b.consecutive_failures WHEN 0 THEN 'The endpoint has recovered; of what was parked, at most %s at a time are sent for now.'
                  ELSE 'At most %s at a time are sent to the endpoint until more have succeeded.' END, b.ramp);

@@ -339,6 +339,9 @@ fn a_recovered_endpoint_says_how_fast_it_is_drained() {
     );
     assert_not_told(&told, "breaker");
     assert_not_told(&told, "waits");
+
+    story.run("UPDATE webhook.endpoint SET paused_at = now()");
+    assert_not_told(&story.told(event), "at a time");
 }
 
 #[test]
