@@ -70,32 +70,32 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoint that a person has named as the view does, also after its removal; null for '*' and null, all of them.
-CREATE FUNCTION webhook.named_endpoint(endpoint_name text) RETURNS int
+-- The endpoints that a person has named as the view does: those of that name that were removed, in the order of their removal,
+-- and then the one there is. For '*' and null a null alone, which stands for all of them.
+CREATE FUNCTION webhook.named_endpoints(endpoint_name text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    found_id int;
+    found_ids int[];
 BEGIN
     IF endpoint_name IS NULL OR endpoint_name = '*' THEN
-        RETURN NULL;
+        RETURN ARRAY[NULL::int];
     END IF;
-    SELECT n.id INTO found_id
+    SELECT array_agg(n.id ORDER BY n.until) INTO found_ids
     FROM (SELECT e.id, 'infinity'::timestamptz AS until FROM webhook.endpoint e WHERE e.name = endpoint_name
           UNION ALL
-          SELECT r.id, r.removed_at FROM webhook.removed_endpoint r WHERE r.name = endpoint_name) n
-    ORDER BY n.until DESC LIMIT 1;
-    RETURN coalesce(found_id, webhook.require_endpoint(endpoint_name));
+          SELECT r.id, r.removed_at FROM webhook.removed_endpoint r WHERE r.name = endpoint_name) n;
+    RETURN coalesce(found_ids, ARRAY[webhook.require_endpoint(endpoint_name)]);
 END $$;
 
 -- The same where all of them must be asked for by name.
-CREATE FUNCTION webhook.chosen_endpoint(endpoint_name text) RETURNS int
+CREATE FUNCTION webhook.chosen_endpoints(endpoint_name text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF endpoint_name IS NULL THEN
         RAISE EXCEPTION 'endpoint must not be null' USING ERRCODE = 'null_value_not_allowed',
             HINT = 'Name an endpoint, or use ''*'' for every one.';
     END IF;
-    RETURN webhook.named_endpoint(endpoint_name);
+    RETURN webhook.named_endpoints(endpoint_name);
 END $$;
 
 CREATE FUNCTION webhook.require_positive(parameter text, value int) RETURNS void
@@ -216,7 +216,7 @@ END $$;
 CREATE FUNCTION webhook.send_again(of_event uuid, endpoint text, finished_too boolean) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    of_endpoint int := webhook.named_endpoint(endpoint);
+    of_endpoints int[] := webhook.named_endpoints(endpoint);
     found record;
     sent_again bigint;
 BEGIN
@@ -228,7 +228,7 @@ BEGIN
     FROM webhook.delivery d
     LEFT JOIN webhook.endpoint e ON e.id = d.endpoint_id
     LEFT JOIN webhook.event v ON v.id = d.event_id AND v.redacted_at IS NULL
-    WHERE d.event_id = of_event AND (of_endpoint IS NULL OR d.endpoint_id = of_endpoint)
+    WHERE d.event_id = of_event AND (of_endpoints[1] IS NULL OR d.endpoint_id = ANY (of_endpoints))
       AND (d.status = 'FAILED' OR finished_too AND d.status IN ('SENT', 'CANCELLED'));
 
     sent_again := webhook.change(CASE WHEN finished_too THEN 'resend' ELSE 'replay' END, found.event_ids, found.endpoint_ids);
@@ -268,7 +268,8 @@ CREATE FUNCTION @extschema@.webhook_replay_failed(
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    of_endpoint int := webhook.chosen_endpoint(endpoint);
+    of_endpoints int[] := webhook.chosen_endpoints(endpoint);
+    of_endpoint int := of_endpoints[cardinality(of_endpoints)];    -- to those that were removed nothing is sent
     found record;
     left_over record;
     replayed bigint;
@@ -281,7 +282,7 @@ BEGIN
         SELECT count(*) FILTER (WHERE d.endpoint_is_gone) AS endpoint_gone,
                count(*) FILTER (WHERE d.payload_is_gone AND NOT d.endpoint_is_gone) AS payload_gone
         INTO left_over
-        FROM webhook.dead_letters(of_endpoint, event_type, since, until) d;
+        FROM unnest(of_endpoints) AS o (id) CROSS JOIN LATERAL webhook.dead_letters(o.id, event_type, since, until) d;
         PERFORM webhook.tell_passed_over(left_over.endpoint_gone, left_over.payload_gone);
     ELSIF (SELECT size > 0 FROM webhook.oldest_dead_letters(of_endpoint, event_type, since, until, 1, sendable => true)) THEN
         RAISE NOTICE 'stopped after % deliveries, and there are more', max_rows
@@ -301,9 +302,11 @@ CREATE FUNCTION webhook.begin_replay(endpoint text, event_type text, since times
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     run webhook.replay;
+    of_endpoints int[];
 BEGIN
     PERFORM webhook.require_positive('batch_size', batch_size);
-    run.of_endpoint := webhook.chosen_endpoint(endpoint);
+    of_endpoints := webhook.chosen_endpoints(endpoint);
+    run.of_endpoint := of_endpoints[cardinality(of_endpoints)];
     run.of_type := event_type;
     run.failed_since := since;
     run.failed_before := least(until, clock_timestamp());   -- what fails again before the end is not replayed again
@@ -368,13 +371,14 @@ CREATE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    of_endpoint int := webhook.named_endpoint(endpoint);
+    of_endpoints int[] := webhook.named_endpoints(endpoint);
     found record;
 BEGIN
     PERFORM webhook.require_event(webhook_discard.event_id);
     SELECT array_agg(d.event_id) AS event_ids, array_agg(d.endpoint_id) AS endpoint_ids
     INTO found
-    FROM webhook.dead_letters(of_endpoint, NULL, NULL, NULL) d WHERE d.event_id = webhook_discard.event_id;
+    FROM webhook.dead_letters(NULL, NULL, NULL, NULL) d
+    WHERE d.event_id = webhook_discard.event_id AND (of_endpoints[1] IS NULL OR d.endpoint_id = ANY (of_endpoints));
     IF found.event_ids IS NULL THEN
         RAISE NOTICE 'event % has no failed delivery', webhook_discard.event_id
             USING HINT = 'webhook_cancel() takes back what is still queued.';
@@ -390,15 +394,24 @@ CREATE FUNCTION @extschema@.webhook_discard_failed(
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    of_endpoint int := webhook.chosen_endpoint(endpoint);
+    of_endpoints int[] := webhook.chosen_endpoints(endpoint);
+    of_endpoint int;
     found record;
-    discarded bigint;
+    discarded bigint := 0;
+    rows_left int := max_rows;
 BEGIN
     PERFORM webhook.require_positive('max_rows', max_rows);
-    SELECT * INTO found FROM webhook.oldest_dead_letters(of_endpoint, event_type, since, until, max_rows, sendable => false);
-    discarded := webhook.change('discard', found.event_ids, found.endpoint_ids);
-    IF found.size = max_rows
-       AND (SELECT size > 0 FROM webhook.oldest_dead_letters(of_endpoint, event_type, since, until, 1, sendable => false)) THEN
+    FOREACH of_endpoint IN ARRAY of_endpoints LOOP
+        EXIT WHEN rows_left = 0;
+        SELECT * INTO found
+        FROM webhook.oldest_dead_letters(of_endpoint, event_type, since, until, rows_left, sendable => false);
+        discarded := discarded + webhook.change('discard', found.event_ids, found.endpoint_ids);
+        rows_left := rows_left - found.size;
+    END LOOP;
+    IF rows_left = 0
+       AND EXISTS (SELECT FROM unnest(of_endpoints) AS o (id)
+                   CROSS JOIN LATERAL webhook.oldest_dead_letters(o.id, event_type, since, until, 1, sendable => false) d
+                   WHERE d.size > 0) THEN
         RAISE NOTICE 'stopped after % deliveries, and there are more', max_rows
             USING HINT = 'Call it again to go on.';
     END IF;

@@ -152,6 +152,44 @@ fn deliveries_of_removed_endpoints_are_passed_over_and_counted() {
 }
 
 #[test]
+fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
+    let database = parked_database();
+    let old = bury(&database, "b", "order.created", "now() - interval '3 days'");
+    for _ in 0..3 {
+        bury(&database, "b", "order.created", "now() - interval '2 days'");
+    }
+    database.execute(
+        "SELECT webhook_remove_endpoint('b');
+         SELECT webhook_add_endpoint('b', 'http://127.0.0.1:1/'); SELECT webhook_pause('b')",
+    );
+    let new = bury(&database, "b", "order.created", "now()");
+    let passed_over =
+        |n: u32| format!("passed over, because their endpoint was removed: {n} deliveries");
+
+    let (mut session, notices) = listening_session(&database);
+    let replay = format!("webhook_replay('{old}', 'b')");
+    assert_eq!(call(&mut session, &replay), 0);
+    assert_eq!(told(&notices), [passed_over(1)]);
+    assert_eq!(call(&mut session, "webhook_replay_failed('b')"), 1);
+    assert_eq!(told(&notices), [passed_over(4)]);
+    assert_eq!(statuses(&database, new), "b PENDING");
+
+    bury(&database, "b", "order.created", "now()");
+    let discard = format!("webhook_discard('{old}', 'b')");
+    assert_eq!(call(&mut session, &discard), 1);
+    assert_eq!(told(&notices), Vec::<String>::new());
+    let discard_some = "webhook_discard_failed('b', max_rows => 3)";
+    assert_eq!(call(&mut session, discard_some), 3);
+    assert_eq!(
+        told(&notices),
+        ["stopped after 3 deliveries, and there are more"]
+    );
+    assert_eq!(call(&mut session, discard_some), 1);
+    assert_eq!(told(&notices), Vec::<String>::new());
+    assert_eq!(count(&database, "(SELECT count(*) FROM webhook.failed)"), 0);
+}
+
+#[test]
 fn an_endpoint_that_never_was_is_an_error() {
     let database = parked_database();
     let event = bury(&database, "a", "order.created", "now()");
