@@ -140,7 +140,7 @@ fn whoever_may_write_the_table_needs_nothing_else() {
         "SELECT webhook_watch('orders', 'order')",
         "SELECT webhook_unwatch('orders')",
         "CREATE TEMP TABLE t (); CREATE TRIGGER t AFTER INSERT ON t EXECUTE FUNCTION webhook_trigger('a')",
-        "SELECT webhook.row_as_json(o, 'orders'::regclass) FROM orders o",
+        "SELECT webhook.row_as_json(o, 'orders'::regclass, '{}') FROM orders o",
     ] {
         assert_eq!(
             refusal(&mut session, forbidden).code().code(),
