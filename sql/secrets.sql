@@ -12,6 +12,35 @@ BEGIN
     END IF;
 END $$;
 
+-- Whatever the table would refuse is refused here first: its messages show the secret. A request carries a signature by each
+-- secret, and there are receivers that take only so much of a header.
+CREATE FUNCTION webhook.check_secret() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    most_secrets CONSTANT int := 10;
+BEGIN
+    IF num_nulls(NEW.endpoint_id, NEW.created_at) > 0 THEN
+        RAISE EXCEPTION 'endpoint_id and created_at of a secret must not be null' USING ERRCODE = 'not_null_violation',
+            HINT = 'webhook_rotate_secret() gives an endpoint a new secret.';
+    END IF;
+    PERFORM webhook.require_secret(NEW.secret);
+    IF TG_OP = 'UPDATE' AND (NEW.endpoint_id, NEW.secret) = (OLD.endpoint_id, OLD.secret) THEN
+        RETURN NEW;
+    ELSIF EXISTS (SELECT FROM webhook.secret s WHERE s.endpoint_id = NEW.endpoint_id AND s.secret = NEW.secret) THEN
+        RAISE EXCEPTION 'the endpoint has this secret already' USING ERRCODE = 'unique_violation',
+            HINT = 'webhook_rotate_secret() makes it the newest again.';
+    ELSIF (SELECT count(*) >= most_secrets FROM webhook.secret s
+           WHERE s.endpoint_id = NEW.endpoint_id AND (s.expires_at IS NULL OR s.expires_at > clock_timestamp())) THEN
+        RAISE EXCEPTION 'the endpoint has % secrets already', most_secrets USING ERRCODE = 'program_limit_exceeded',
+            DETAIL = 'Requests are signed with each of them until it expires.',
+            HINT = 'Wait until one expires, or end them all: webhook_rotate_secret(.., overlap => ''0 s'').';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
+    FOR EACH ROW EXECUTE FUNCTION webhook.check_secret();
+
 -- The one that is signed with longest: the newest.
 -- @api public
 CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
@@ -39,8 +68,11 @@ BEGIN
     PERFORM FROM webhook.endpoint e WHERE e.id = rotated_id FOR UPDATE;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = rotated_id AND s.expires_at <= now();
     UPDATE webhook.secret s SET expires_at = least(s.expires_at, clock_timestamp() + overlap) WHERE s.endpoint_id = rotated_id;
-    INSERT INTO webhook.secret (endpoint_id, secret, created_at) VALUES (rotated_id, new_secret, clock_timestamp())
-    ON CONFLICT (endpoint_id, secret) DO UPDATE SET expires_at = NULL, created_at = excluded.created_at;
+    UPDATE webhook.secret s SET expires_at = NULL, created_at = clock_timestamp()
+    WHERE s.endpoint_id = rotated_id AND s.secret = new_secret;
+    IF NOT FOUND THEN
+        INSERT INTO webhook.secret (endpoint_id, secret, created_at) VALUES (rotated_id, new_secret, clock_timestamp());
+    END IF;
     RETURN new_secret;
 END $$;
 

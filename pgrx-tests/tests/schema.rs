@@ -137,6 +137,7 @@ fn security_definer_functions_are_only_those_we_know() {
             // What the procedures of operators are made of, and triggers, which have to work for whoever may write the table.
             "webhook.begin_replay",
             "webhook.check_endpoint",
+            "webhook.check_secret",
             "webhook.end_test",
             "webhook.forget_removed_endpoint",
             "webhook.manual_update",

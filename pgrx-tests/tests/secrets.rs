@@ -91,6 +91,53 @@ fn a_secret_of_ones_own_is_taken_and_a_bad_one_is_refused_without_being_shown() 
 }
 
 #[test]
+fn what_the_table_of_secrets_refuses_is_not_shown() {
+    let database = database();
+    let secret = database.add_endpoint("shop", "http://127.0.0.1/");
+    for (refused, code) in [
+        ("VALUES (1, '{secret}', now())", "23505"),
+        ("VALUES (NULL, '{secret}', now())", "23502"),
+        ("VALUES (1, '{secret}', NULL)", "23502"),
+        ("VALUES (1, 'hunter2', now())", "22023"),
+    ] {
+        let refused = refused.replace("{secret}", &secret);
+        let refusal = database.refusal(&format!(
+            "INSERT INTO webhook.secret (endpoint_id, secret, created_at) {refused}"
+        ));
+        assert_eq!(refusal.code().code(), code, "{refused}");
+        let shown = format!("{refusal:?}");
+        assert!(
+            !shown.contains(&secret) && !shown.contains("hunter2"),
+            "{shown}"
+        );
+    }
+    let refusal = database.refusal("UPDATE webhook.secret SET created_at = NULL");
+    assert!(!format!("{refusal:?}").contains(&secret), "{refusal:?}");
+}
+
+#[test]
+fn a_request_has_ten_signatures_at_most() {
+    let (database, receiver) = (database(), Receiver::start());
+    let first = database.add_endpoint("shop", &receiver.url("/"));
+    for _ in 1..10 {
+        rotate(&database, "");
+    }
+    let refusal = database.refusal("SELECT webhook_rotate_secret('shop')");
+    assert_eq!(refusal.code().code(), "54000");
+    assert_eq!(refusal.message(), "the endpoint has 10 secrets already");
+    let request = request_of(&database, &receiver);
+    assert_eq!(verify_signature(&first, &request), Ok(()));
+
+    // One that it has may be the newest again, and one may replace them all.
+    let again = format!(", secret => '{first}'");
+    assert_eq!(rotate(&database, &again), first);
+    let only = rotate(&database, ", overlap => '0 s'");
+    let request = request_of(&database, &receiver);
+    assert_eq!(verify_signature(&only, &request), Ok(()));
+    assert!(verify_signature(&first, &request).is_err());
+}
+
+#[test]
 fn rotating_twice_keeps_the_earlier_end_of_the_first_one() {
     let database = database();
     database.add_endpoint("shop", "http://127.0.0.1/");
