@@ -41,7 +41,7 @@ BEGIN
     -- What the table would refuse too is refused here first: its message shows the whole row, credentials and all.
     IF num_nulls(NEW.id, NEW.name, NEW.url, NEW.event_types, NEW.policy, NEW.headers, NEW.format, NEW.metadata, NEW.origin,
                  NEW.created_at) > 0 THEN
-        problem := 'only tenant, filter, template, max_in_flight, rate_limit, paused_at, disabled_at and disabled_reason may be null';
+        problem := 'id, name, url, event_types, policy, headers, format, metadata, origin and created_at must not be null';
         remedy := 'Leave out what you have no value for.';
     ELSIF (NEW.disabled_at IS NULL) <> (NEW.disabled_reason IS NULL) THEN
         problem := 'disabled_at and disabled_reason go together';

@@ -454,8 +454,7 @@ fn a_format_and_a_template_that_do_not_go_together_are_refused() {
         let hint = "Use the format template, or leave the template null.";
         assert_refused(&database, &format!("'{format}'"), &template, &detail, hint);
     }
-    let detail =
-        "name, url, event_types, policy, headers, format, metadata and origin must not be null";
+    let detail = "id, name, url, event_types, policy, headers, format, metadata, origin and created_at must not be null";
     let hint = "Leave out what you have no value for.";
     assert_refused(&database, "NULL", &template, detail, hint);
 }
