@@ -208,7 +208,6 @@ CREATE FUNCTION @extschema@.webhook_add_endpoint(
 BEGIN
     PERFORM webhook.require_policy(webhook_add_endpoint.policy);
     webhook_add_endpoint.secret := coalesce(webhook_add_endpoint.secret, webhook.new_secret());
-    PERFORM webhook.require_secret(webhook_add_endpoint.secret);
 
     INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, format, template, filter, max_in_flight, metadata)
     VALUES (webhook_add_endpoint.name, webhook_add_endpoint.url, webhook_add_endpoint.event_types,

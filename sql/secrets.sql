@@ -59,7 +59,6 @@ DECLARE
     rotated_id int := webhook.require_endpoint(webhook_rotate_secret.name);
     new_secret text := coalesce(webhook_rotate_secret.secret, webhook.new_secret());
 BEGIN
-    PERFORM webhook.require_secret(new_secret);
     IF (overlap >= interval '0' AND overlap <= interval '1000 days') IS NOT TRUE THEN
         RAISE EXCEPTION 'overlap must be between 0 and 1000 days' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'With ''0 s'' the old secret is not used any more from now on.';
