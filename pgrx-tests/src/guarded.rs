@@ -51,6 +51,11 @@ impl Guarded {
             .respond(Guarded::PATH, move |_, _| Answer::status(status));
     }
 
+    /// Answers what opens the breaker, and holds the requests after it.
+    pub fn hold_after_the_failures(&self) {
+        self.receiver.hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    }
+
     /// In one transaction.
     #[track_caller]
     pub fn emit(&self, count: usize) -> Vec<Uuid> {

@@ -67,9 +67,7 @@ fn open_sends_nothing_at_all() {
 #[test]
 fn after_the_cooldown_one_probe_goes_out() {
     let guarded = Guarded::with("");
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.open();
     let oldest = guarded.emit(1)[0];
     guarded.emit(20);

@@ -200,9 +200,7 @@ fn paused_while_half_open_the_probe_ends_and_nothing_follows() {
     let guarded = Guarded::with("");
     let mut events = guarded.open();
     events.extend(guarded.emit(5));
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.let_the_time_pass();
     guarded.wait_for_requests(4);
     guarded
@@ -239,9 +237,7 @@ fn a_paused_endpoint_is_not_probed() {
 fn a_probe_that_fails_after_a_person_resumed_counts_as_one_failure() {
     let guarded = Guarded::with("");
     guarded.open();
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.receiver.respond(Guarded::PATH, |_, number| {
         Answer::status(if number == 4 { 500 } else { 200 })
     });
@@ -265,9 +261,7 @@ fn an_endpoint_may_be_removed_in_any_state() {
         let guarded = Guarded::with("");
         let events = guarded.open();
         let pid = worker::pid(&guarded.database);
-        guarded
-            .receiver
-            .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+        guarded.hold_after_the_failures();
         if state == "HALF_OPEN" {
             guarded.let_the_time_pass();
             guarded.wait_for_requests(4);
@@ -310,9 +304,7 @@ fn a_person_may_delete_the_breaker_or_close_it_by_hand() {
         guarded.database.execute(
             "UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'",
         );
-        guarded
-            .receiver
-            .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+        guarded.hold_after_the_failures();
         if half_open {
             guarded.let_the_time_pass();
             guarded.wait_for_requests(4);

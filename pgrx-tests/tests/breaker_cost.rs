@@ -84,9 +84,7 @@ fn an_endpoint_that_is_left_alone_does_not_keep_the_worker_busy() {
             guarded.let_the_time_pass();
         }),
         ("with a slow probe", "", |guarded| {
-            guarded
-                .receiver
-                .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+            guarded.hold_after_the_failures();
             guarded.let_the_time_pass();
             guarded.wait_for_requests(4);
         }),
@@ -97,9 +95,7 @@ fn an_endpoint_that_is_left_alone_does_not_keep_the_worker_busy() {
             guarded.let_the_time_pass();
         }),
         ("slow to recover", "", |guarded| {
-            guarded
-                .receiver
-                .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+            guarded.hold_after_the_failures();
             guarded
                 .database
                 .execute("SELECT webhook_reset_breaker('orders')");

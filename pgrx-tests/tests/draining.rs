@@ -46,9 +46,7 @@ fn the_backlog_is_drained_at_a_growing_rate() {
     let guarded = Guarded::with("");
     guarded.open();
     guarded.emit(60);
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.let_the_time_pass();
     guarded.wait_for_requests(Guarded::THRESHOLD + 1);
     assert_grows(&guarded, Guarded::THRESHOLD + 1);
@@ -59,9 +57,7 @@ fn the_backlog_is_drained_at_a_growing_rate_after_a_person_closed_it() {
     let guarded = Guarded::with("");
     guarded.open();
     guarded.emit(60);
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded
         .database
         .execute("SELECT webhook_reset_breaker('orders')");

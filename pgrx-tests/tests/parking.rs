@@ -103,9 +103,7 @@ fn skip_holds_what_a_person_sends_again_while_open() {
 fn skip_goes_on_while_the_probe_is_out() {
     let guarded = Guarded::with("when_open = 'skip'");
     guarded.open();
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.let_the_time_pass();
     guarded.wait_for_requests(4);
     let skipped = guarded.emit(3);

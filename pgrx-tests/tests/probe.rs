@@ -138,9 +138,7 @@ fn a_probe_lost_with_its_worker_is_followed_by_another_when_its_lease_ends() {
     let cluster = Cluster::start();
     let guarded = Guarded::on(&cluster, "");
     guarded.open();
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.let_the_time_pass();
     let probe = guarded.wait_for_requests(4).remove(3);
 
@@ -167,9 +165,7 @@ fn a_probe_that_a_person_cancels_is_followed_by_another_when_its_lease_ends_and_
     let guarded = Guarded::with("");
     guarded.open();
     guarded.emit(5);
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.let_the_time_pass();
     let probe = guarded.wait_for_requests(4).remove(3);
     guarded.database.execute(&format!(
@@ -196,9 +192,7 @@ fn a_probe_that_a_person_cancels_is_followed_by_another_when_its_lease_ends_and_
 fn a_probe_that_was_given_back_is_sent_again_by_the_next_worker() {
     let guarded = Guarded::with("");
     let events = guarded.open();
-    guarded
-        .receiver
-        .hold_after(Guarded::PATH, Guarded::THRESHOLD);
+    guarded.hold_after_the_failures();
     guarded.let_the_time_pass();
     guarded.wait_for_requests(4);
     let pid = worker::pid(&guarded.database);
