@@ -3,7 +3,6 @@
 -- A replayed delivery starts anew: attempts 0, due now, and the worker wakes at the commit. What nobody can send any more
 -- is passed over and counted in a NOTICE: the endpoint was removed, or the event was redacted or deleted.
 
--- @api public
 CREATE VIEW webhook.failed AS
 SELECT d.event_id, d.event_type, n.name AS endpoint, v.tenant, v.payload, d.attempts, d.last_status_code, d.last_error,
        d.completed_at AS failed_at
@@ -245,26 +244,22 @@ BEGIN
 END $$;
 
 -- Sends again what failed of an event. Returns the number of deliveries.
--- @api public
-CREATE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+CREATE FUNCTION webhook.replay_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN webhook.send_again(event_id, endpoint, finished_too => false);
 END $$;
 
 -- Sends again what failed, what was sent and what was cancelled of an event.
--- @api public
-CREATE FUNCTION @extschema@.webhook_resend(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+CREATE FUNCTION webhook.resend_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN webhook.send_again(event_id, endpoint, finished_too => true);
 END $$;
 
 -- Sends again what failed at an endpoint ('*': at every one), the longest failed first: from `since` on, before `until`.
--- @api public
-CREATE FUNCTION @extschema@.webhook_replay_failed(
-    endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
-    max_rows int DEFAULT 10000)
+CREATE FUNCTION webhook.replay_failed(
+    endpoint text, event_type text, since timestamptz, until timestamptz, max_rows int)
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -350,7 +345,6 @@ END $$;
 
 -- Sends again all that has failed so far at an endpoint ('*': at every one), in batches of one transaction each.
 -- It has no search_path of its own, since it commits; so nothing here depends on one.
--- @api public
 CREATE PROCEDURE @extschema@.webhook_replay_all(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     batch_size int DEFAULT 1000)
@@ -366,31 +360,28 @@ BEGIN
 END $$;
 
 -- Deletes what failed of an event, for good, with its attempts; the event too when nothing else needs it.
--- @api public
-CREATE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+CREATE FUNCTION webhook.discard_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     of_endpoints int[] := webhook.named_endpoints(endpoint);
     found record;
 BEGIN
-    PERFORM webhook.require_event(webhook_discard.event_id);
+    PERFORM webhook.require_event(discard_event.event_id);
     SELECT array_agg(d.event_id) AS event_ids, array_agg(d.endpoint_id) AS endpoint_ids
     INTO found
     FROM webhook.dead_letters(NULL, NULL, NULL, NULL) d
-    WHERE d.event_id = webhook_discard.event_id AND (of_endpoints[1] IS NULL OR d.endpoint_id = ANY (of_endpoints));
+    WHERE d.event_id = discard_event.event_id AND (of_endpoints[1] IS NULL OR d.endpoint_id = ANY (of_endpoints));
     IF found.event_ids IS NULL THEN
-        RAISE NOTICE 'event % has no failed delivery', webhook_discard.event_id
+        RAISE NOTICE 'event % has no failed delivery', discard_event.event_id
             USING HINT = 'webhook_cancel() takes back what is still queued.';
     END IF;
     RETURN webhook.change('discard', found.event_ids, found.endpoint_ids);
 END $$;
 
 -- Deletes what failed at an endpoint ('*': at every one), the longest failed first: from `since` on, before `until`.
--- @api public
-CREATE FUNCTION @extschema@.webhook_discard_failed(
-    endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
-    max_rows int DEFAULT 10000)
+CREATE FUNCTION webhook.discard_failed(
+    endpoint text, event_type text, since timestamptz, until timestamptz, max_rows int)
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -419,29 +410,27 @@ BEGIN
 END $$;
 
 -- Takes back what is still queued of an event. A request in flight is not called back; its outcome is only logged.
--- @api public
-CREATE FUNCTION @extschema@.webhook_cancel(event_id uuid) RETURNS int
+CREATE FUNCTION webhook.cancel_event(event_id uuid) RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     queued record;
 BEGIN
-    PERFORM webhook.require_event(webhook_cancel.event_id);
+    PERFORM webhook.require_event(cancel_event.event_id);
     SELECT array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids
     INTO queued
-    FROM webhook.delivery_queue q WHERE q.event_id = webhook_cancel.event_id;
+    FROM webhook.delivery_queue q WHERE q.event_id = cancel_event.event_id;
     IF queued.event_ids IS NULL THEN
-        RAISE NOTICE 'event % has no delivery in the queue', webhook_cancel.event_id;
+        RAISE NOTICE 'event % has no delivery in the queue', cancel_event.event_id;
     END IF;
     RETURN webhook.change('cancel', queued.event_ids, queued.endpoint_ids);
 END $$;
 
 -- Removes an event's payload and all that receivers answered; when and where it was sent stays known. What is still queued is
 -- cancelled, and it is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
--- @api public
-CREATE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
+CREATE FUNCTION webhook.redact_event(event_id uuid) RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM webhook.require_event(webhook_redact.event_id);
-    RETURN webhook.change('redact', ARRAY[webhook_redact.event_id], NULL);
+    PERFORM webhook.require_event(redact_event.event_id);
+    RETURN webhook.change('redact', ARRAY[redact_event.event_id], NULL);
 END $$;

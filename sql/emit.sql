@@ -127,11 +127,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_emit(
-    event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL, ordering_key text DEFAULT NULL,
-    coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
-    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+CREATE FUNCTION webhook.emit(
+    event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
+    expires_at timestamptz, tenant text, endpoints text[])
     RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -144,22 +142,22 @@ DECLARE
     only_endpoints int[];
     size int;
 BEGIN
-    IF webhook.is_event_type(webhook_emit.event_type) IS NOT TRUE THEN
-        PERFORM webhook.refuse_event_type(webhook_emit.event_type);
-    ELSIF webhook_emit.payload IS NULL THEN
+    IF webhook.is_event_type(emit.event_type) IS NOT TRUE THEN
+        PERFORM webhook.refuse_event_type(emit.event_type);
+    ELSIF emit.payload IS NULL THEN
         PERFORM webhook.refuse_null_payload();
-    ELSIF NOT webhook.is_tenant(webhook_emit.tenant) THEN
-        PERFORM webhook.refuse_tenant(webhook_emit.tenant);
+    ELSIF NOT webhook.is_tenant(emit.tenant) THEN
+        PERFORM webhook.refuse_tenant(emit.tenant);
     END IF;
-    IF num_nonnulls(webhook_emit.idempotency_key, webhook_emit.ordering_key, webhook_emit.coalesce_key, webhook_emit.expires_at,
-                    webhook_emit.endpoints) > 0 THEN
-        PERFORM webhook.require_key('idempotency_key', webhook_emit.idempotency_key),
-                webhook.require_key('ordering_key', webhook_emit.ordering_key),
-                webhook.require_key('coalesce_key', webhook_emit.coalesce_key),
-                webhook.require_lifetime(webhook_emit.deliver_at, webhook_emit.expires_at);
-        only_endpoints := webhook.require_endpoints(webhook_emit.endpoints);
-        IF webhook_emit.idempotency_key IS NOT NULL THEN
-            earlier_event_id := webhook.take_key(webhook_emit.tenant, webhook_emit.idempotency_key, new_event_id);
+    IF num_nonnulls(emit.idempotency_key, emit.ordering_key, emit.coalesce_key, emit.expires_at,
+                    emit.endpoints) > 0 THEN
+        PERFORM webhook.require_key('idempotency_key', emit.idempotency_key),
+                webhook.require_key('ordering_key', emit.ordering_key),
+                webhook.require_key('coalesce_key', emit.coalesce_key),
+                webhook.require_lifetime(emit.deliver_at, emit.expires_at);
+        only_endpoints := webhook.require_endpoints(emit.endpoints);
+        IF emit.idempotency_key IS NOT NULL THEN
+            earlier_event_id := webhook.take_key(emit.tenant, emit.idempotency_key, new_event_id);
             IF earlier_event_id IS NOT NULL THEN
                 RETURN earlier_event_id;
             END IF;
@@ -167,24 +165,24 @@ BEGIN
     END IF;
 
     INSERT INTO webhook.event (id, tenant, event_type, payload, idempotency_key, created_at)
-    VALUES (new_event_id, webhook_emit.tenant, webhook_emit.event_type, webhook_emit.payload, webhook_emit.idempotency_key, emitted_at)
+    VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, emit.idempotency_key, emitted_at)
     RETURNING payload_bytes INTO size;
     IF size > webhook.max_payload() THEN
         PERFORM webhook.refuse_size(size);
     END IF;
 
-    wanted_keys := webhook.matching_keys(webhook_emit.tenant, webhook_emit.event_type);
+    wanted_keys := webhook.matching_keys(emit.tenant, emit.event_type);
     INSERT INTO webhook.delivery_queue
         (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key, created_at)
-    SELECT new_event_id, s.endpoint_id, webhook_emit.event_type, s.max_attempts, greatest(webhook_emit.deliver_at, emitted_at),
-           webhook_emit.expires_at, webhook_emit.ordering_key, webhook_emit.coalesce_key, emitted_at
+    SELECT new_event_id, s.endpoint_id, emit.event_type, s.max_attempts, greatest(emit.deliver_at, emitted_at),
+           emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at
     FROM webhook.subscribers(wanted_keys) s
     WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
-      AND (s.filter IS NULL OR webhook.passes(s.filter, webhook_emit.event_type, webhook_emit.payload));
+      AND (s.filter IS NULL OR webhook.passes(s.filter, emit.event_type, emit.payload));
     IF FOUND THEN
         PERFORM webhook.wake();
-        IF webhook_emit.coalesce_key IS NOT NULL THEN
-            PERFORM webhook.supersede(new_event_id, webhook_emit.tenant, webhook_emit.coalesce_key);
+        IF emit.coalesce_key IS NOT NULL THEN
+            PERFORM webhook.supersede(new_event_id, emit.tenant, emit.coalesce_key);
         END IF;
     END IF;
     RETURN new_event_id;
@@ -236,10 +234,8 @@ END $$;
 
 -- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
 -- No array is none at all: what array_agg() makes of no rows.
--- @api public
-CREATE FUNCTION @extschema@.webhook_emit_many(
-    event_types text[], payloads jsonb[], deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
-    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+CREATE FUNCTION webhook.emit_many(
+    event_types text[], payloads jsonb[], deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
     RETURNS SETOF uuid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -269,16 +265,14 @@ BEGIN
     RETURN QUERY SELECT unnest(event_ids);
 END $$;
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_emit_many(
-    event_type text, payloads jsonb[], deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
-    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+CREATE FUNCTION webhook.emit_many(
+    event_type text, payloads jsonb[], deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
     RETURNS SETOF uuid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF webhook.is_event_type(event_type) IS NOT TRUE THEN
         PERFORM webhook.refuse_event_type(event_type);
     END IF;
-    RETURN QUERY SELECT @extschema@.webhook_emit_many(array_fill(event_type, ARRAY[coalesce(cardinality(payloads), 0)]), payloads,
-                                                      deliver_at, expires_at, tenant, endpoints);
+    RETURN QUERY SELECT webhook.emit_many(array_fill(event_type, ARRAY[coalesce(cardinality(payloads), 0)]), payloads,
+                                          deliver_at, expires_at, tenant, endpoints);
 END $$;

@@ -1,15 +1,5 @@
 -- Endpoints: where events go, and who may be sent what.
 
--- Which installation an endpoint belongs to. A restored dump, a template copy or a staging server with a
--- name of its own has another origin, so its worker leaves the endpoints alone until webhook_adopt(). In plpgsql for the
--- same reason as webhook.policy_of().
-CREATE FUNCTION webhook.origin() RETURNS text
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN left(encode(sha256(convert_to(coalesce(current_setting('webhook.site', true), '') || '/' || d.oid, 'UTF8')), 'hex'), 32)
-    FROM pg_database d WHERE d.datname = current_database();
-END $$;
-
 ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
 -- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
@@ -197,38 +187,34 @@ BEGIN
     RETURN found_id;
 END $$;
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_add_endpoint(
-    name text, url text, event_types text[] DEFAULT '{*}', policy text DEFAULT 'standard', tenant text DEFAULT NULL,
-    OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}',
-    format text DEFAULT 'standard', template jsonb DEFAULT NULL, filter jsonpath DEFAULT NULL,
-    max_in_flight int DEFAULT NULL, metadata jsonb DEFAULT '{}')
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION webhook.add_endpoint(
+    name text, url text, event_types text[], policy text, tenant text, OUT id int, INOUT secret text, headers jsonb,
+    format text, template jsonb, filter jsonpath, max_in_flight int, metadata jsonb)
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM webhook.require_policy(webhook_add_endpoint.policy);
-    webhook_add_endpoint.secret := coalesce(webhook_add_endpoint.secret, webhook.new_secret());
+    PERFORM webhook.require_policy(add_endpoint.policy);
+    add_endpoint.secret := coalesce(add_endpoint.secret, webhook.new_secret());
 
     INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, format, template, filter, max_in_flight, metadata)
-    VALUES (webhook_add_endpoint.name, webhook_add_endpoint.url, webhook_add_endpoint.event_types,
-            webhook_add_endpoint.policy, webhook_add_endpoint.tenant, webhook_add_endpoint.headers,
-            webhook_add_endpoint.format, webhook_add_endpoint.template, webhook_add_endpoint.filter,
-            webhook_add_endpoint.max_in_flight, webhook_add_endpoint.metadata)
+    VALUES (add_endpoint.name, add_endpoint.url, add_endpoint.event_types,
+            add_endpoint.policy, add_endpoint.tenant, add_endpoint.headers,
+            add_endpoint.format, add_endpoint.template, add_endpoint.filter,
+            add_endpoint.max_in_flight, add_endpoint.metadata)
     ON CONFLICT (name) DO NOTHING
-    RETURNING endpoint.id INTO webhook_add_endpoint.id;
+    RETURNING endpoint.id INTO add_endpoint.id;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'endpoint "%" already exists', webhook_add_endpoint.name USING ERRCODE = 'duplicate_object',
+        RAISE EXCEPTION 'endpoint "%" already exists', add_endpoint.name USING ERRCODE = 'duplicate_object',
             HINT = 'Choose another name, or change the one there is: UPDATE webhook.endpoint SET url = ..';
     END IF;
-    PERFORM webhook.require_permitted_url(webhook_add_endpoint.url);
+    PERFORM webhook.require_permitted_url(add_endpoint.url);
     INSERT INTO webhook.secret (endpoint_id, secret)
-    VALUES (webhook_add_endpoint.id, webhook_add_endpoint.secret);
+    VALUES (add_endpoint.id, add_endpoint.secret);
 END $$;
 
 -- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table.
--- @api public
-CREATE FUNCTION @extschema@.webhook_remove_endpoint(name text, pending text DEFAULT 'cancel') RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION webhook.remove_endpoint(name text, pending text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     removed_id int := webhook.require_endpoint(name);
 BEGIN

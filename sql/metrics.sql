@@ -29,7 +29,6 @@ CREATE FUNCTION webhook.add_tally(
     END;
 
 -- The last 24 hours: what is finished in them, and from emit to success for what succeeded.
--- @api public
 CREATE VIEW webhook.metrics AS
 WITH recent AS (
     SELECT t.status, t.latency_class, sum(t.deliveries) AS deliveries, sum(t.retried) AS retried, sum(t.retries) AS retries

@@ -5,6 +5,16 @@ CREATE FUNCTION webhook.new_id() RETURNS uuid
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'new_id_wrapper';
 
+-- The server's system identifier, as pg_control_system() reads it from a file.
+CREATE FUNCTION webhook.system_identifier() RETURNS bigint
+    LANGUAGE c STABLE PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'system_identifier_wrapper';
+
+-- Refuses a role webhook_owner that somebody could use, or that may do more than own our tables.
+CREATE FUNCTION webhook.require_safe_owner() RETURNS void
+    LANGUAGE c STABLE
+    AS 'MODULE_PATHNAME', 'require_safe_owner_wrapper';
+
 -- A new signing secret: whsec_ and 32 random bytes in base64.
 CREATE FUNCTION webhook.new_secret() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE

@@ -1,16 +1,14 @@
 -- What an operator does to an endpoint: stop it, let it go on, try it.
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_pause(name text) RETURNS void
+CREATE FUNCTION webhook.pause(name text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE webhook.endpoint e SET paused_at = coalesce(e.paused_at, now()) WHERE e.id = webhook.require_endpoint(webhook_pause.name);
+    UPDATE webhook.endpoint e SET paused_at = coalesce(e.paused_at, now()) WHERE e.id = webhook.require_endpoint(pause.name);
 END $$;
 
 -- From paused, disabled or open: everything that waits is due now, and with replay_failed so are its dead letters. Says how
 -- many of these there were.
--- @api public
-CREATE FUNCTION @extschema@.webhook_resume(name text, replay_failed boolean DEFAULT false) RETURNS bigint
+CREATE FUNCTION webhook.resume(name text, replay_failed boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     resumed_id int := webhook.require_endpoint(name);
@@ -18,7 +16,7 @@ BEGIN
     UPDATE webhook.endpoint e SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL
     WHERE e.id = resumed_id AND num_nonnulls(e.paused_at, e.disabled_at) > 0;
     PERFORM webhook.close_breaker(resumed_id);
-    RETURN CASE WHEN replay_failed THEN @extschema@.webhook_replay_failed(webhook_resume.name) ELSE 0 END;
+    RETURN CASE WHEN replay_failed THEN webhook.replay_failed(resume.name, NULL, NULL, NULL, 10000) ELSE 0 END;
 END $$;
 
 -- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
@@ -31,7 +29,7 @@ BEGIN
     tested_id := webhook.require_endpoint(endpoint_name);
     test_id := webhook.new_id();
 
-    SELECT s.state, s.reason INTO worker FROM @extschema@.webhook_status() s;
+    SELECT s.state, s.reason INTO worker FROM webhook.status() s;
     IF worker.state IN ('not preloaded', 'no worker', 'disabled') OR (worker.state = 'held' AND webhook.foreign_endpoints() = 0) THEN
         RAISE EXCEPTION 'nothing is sent at the moment: %', worker.state USING ERRCODE = 'object_not_in_prerequisite_state',
             DETAIL = worker.reason, HINT = 'SELECT * FROM webhook_status() shows what the worker does.';
@@ -99,7 +97,6 @@ END $$;
 -- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes, and READ COMMITTED,
 -- so that the worker's commits neither stay unseen nor conflict with it. It has no search_path of its own, since it
 -- commits; so nothing here depends on one.
--- @api public
 CREATE PROCEDURE @extschema@.webhook_test(
     name text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
     INOUT response text DEFAULT NULL, INOUT duration_ms int DEFAULT NULL)

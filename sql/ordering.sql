@@ -31,8 +31,7 @@ CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, orderi
 CREATE FUNCTION webhook.in_order(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
-    SET webhook.engine = on AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     in_turn tid[];
 BEGIN
@@ -110,8 +109,7 @@ END $$;
 CREATE FUNCTION webhook.unpark(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
-    SET webhook.engine = on AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     UPDATE webhook.delivery_queue SET next_attempt_at = created_at, waits_for = NULL
     WHERE ctid = ANY (ARRAY(

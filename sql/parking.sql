@@ -51,8 +51,7 @@ CREATE FUNCTION webhook.is_skipped(created_at timestamptz, claim_seq bigint, ope
 CREATE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
-    SET webhook.engine = on AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     guarded record;
     turned_away bigint := 0;

@@ -35,18 +35,17 @@ CREATE FUNCTION webhook.duration_setting(setting text, otherwise interval) RETUR
     LANGUAGE sql STABLE
     RETURN coalesce(current_setting(setting, true)::interval, otherwise);
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_copy_policy(source text, name text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION webhook.copy_policy(source text, name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.require_policy(source);
     INSERT INTO webhook.policy
     SELECT copied.*
     FROM webhook.policy p,
-         jsonb_populate_record(p, jsonb_build_object('name', webhook_copy_policy.name, 'preset', false)) AS copied
-    WHERE p.name = webhook_copy_policy.source;
+         jsonb_populate_record(p, jsonb_build_object('name', copy_policy.name, 'preset', false)) AS copied
+    WHERE p.name = copy_policy.source;
 EXCEPTION WHEN unique_violation THEN
-    RAISE EXCEPTION 'policy "%" already exists', webhook_copy_policy.name USING ERRCODE = 'duplicate_object',
+    RAISE EXCEPTION 'policy "%" already exists', copy_policy.name USING ERRCODE = 'duplicate_object',
         HINT = 'Choose another name, or change the one there is: UPDATE webhook.policy SET ..';
 END $$;
 

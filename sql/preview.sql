@@ -2,18 +2,17 @@
 
 -- To any endpoint, whether it wants the event or not. The headers are credentials. An endpoint that was made without a
 -- secret gets it here, as it would at its first claim.
--- @api public
-CREATE FUNCTION @extschema@.webhook_preview(event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION webhook.preview(event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    target_id int := webhook.require_endpoint(webhook_preview.endpoint);
+    target_id int := webhook.require_endpoint(preview.endpoint);
 BEGIN
-    IF NOT EXISTS (SELECT FROM webhook.event v WHERE v.id = webhook_preview.event_id) THEN
-        RAISE EXCEPTION 'event % does not exist', webhook_preview.event_id USING ERRCODE = 'undefined_object',
-            HINT = format('SELECT webhook_why(%L) says what may have become of it.', webhook_preview.event_id);
-    ELSIF EXISTS (SELECT FROM webhook.event v WHERE v.id = webhook_preview.event_id AND v.redacted_at IS NOT NULL) THEN
-        RAISE EXCEPTION 'event % was redacted', webhook_preview.event_id USING ERRCODE = 'object_not_in_prerequisite_state',
+    IF NOT EXISTS (SELECT FROM webhook.event v WHERE v.id = preview.event_id) THEN
+        RAISE EXCEPTION 'event % does not exist', preview.event_id USING ERRCODE = 'undefined_object',
+            HINT = format('SELECT webhook_why(%L) says what may have become of it.', preview.event_id);
+    ELSIF EXISTS (SELECT FROM webhook.event v WHERE v.id = preview.event_id AND v.redacted_at IS NOT NULL) THEN
+        RAISE EXCEPTION 'event % was redacted', preview.event_id USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'It has no payload any more and is not sent again.';
     END IF;
 
@@ -33,5 +32,5 @@ BEGIN
               FROM unnest(request.sent_header_names, request.sent_header_values) WITH ORDINALITY AS h (name, value, place)
               GROUP BY h.name) f
     ) header
-    WHERE v.id = webhook_preview.event_id;
+    WHERE v.id = preview.event_id;
 END $$;

@@ -3,37 +3,39 @@
 --   emit     emits events and watches tables; sees nothing
 --   read     sees events, deliveries, attempts and how endpoints are doing; neither secrets nor credentials
 --   operate  reads; pauses, resumes, tests and replays, and corrects deliveries by UPDATE webhook.delivery
---   admin    does all of it; manages endpoints, policies and secrets. The worker can be such a role: webhook.role
+--   admin    does all of it; manages endpoints, policies and secrets
 --
--- Nobody but the owner gets TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
--- functions, which run as the owner: on a table of the caller's they would meet columns of the caller's types, and so call the
--- caller's casts and domain checks. Our own triggers need nobody's privilege to fire. webhook_trigger() is made for tables of
--- others, and makes the JSON of their rows with the rights of their owners, by a function that is nobody's either.
+-- Nobody but webhook_owner has TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
+-- functions, which run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call
+-- the caller's casts and domain checks. Our own triggers need nobody's privilege to fire. webhook_trigger() is made for tables of
+-- others, and takes the rights of webhook_owner only when nothing is left of their rows but JSON.
 
--- What GRANT and REVOKE are told, object by object.
+-- What GRANT and REVOKE are told, object by object. A function that people call is two: the thin one and the one that does the work.
 CREATE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Called by the views, as whoever reads them; and what the procedures, which commit and so run as their caller, are made of.
     called_by_views CONSTANT text[] := '{masked_url, latency_class_end}';
     called_by_procedures CONSTANT text[] := '{queue_test, end_test, begin_replay, replay_batch}';
-    of_the_owner CONSTANT text[] := '{webhook_grant, webhook_revoke, row_as_json}';
+    of_the_owner CONSTANT text[] :=
+        '{webhook_grant, grant_level, webhook_revoke, revoke_level, write_installation, recognise_installation}';
     routines text[] := CASE level
-        WHEN 'emit' THEN '{webhook_emit, webhook_emit_many, webhook_watch, webhook_unwatch, webhook_trigger, require_watchable, webhook_verify}'
-        WHEN 'read' THEN '{webhook_status, webhook_why, webhook_verify}'::text[] || called_by_views
+        WHEN 'emit' THEN
+            '{webhook_emit, emit, webhook_emit_many, emit_many, webhook_watch, watch, webhook_unwatch, unwatch, webhook_trigger,
+              trigger_function, members, require_watchable}'
+        WHEN 'read' THEN '{webhook_status, status, webhook_why, why}'::text[] || called_by_views
         WHEN 'operate' THEN
-            '{webhook_pause, webhook_resume, webhook_reset_breaker, webhook_test, webhook_replay, webhook_resend,
-              webhook_replay_failed, webhook_replay_all, webhook_discard, webhook_discard_failed, webhook_cancel,
-              webhook_redact}'::text[] || called_by_procedures
+            '{webhook_pause, pause, webhook_resume, resume, webhook_reset_breaker, reset_breaker, webhook_test,
+              webhook_replay, replay_event, webhook_resend, resend_event, webhook_replay_failed, replay_failed, webhook_replay_all,
+              webhook_discard, discard_event, webhook_discard_failed, discard_failed, webhook_cancel, cancel_event,
+              webhook_redact, redact_event}'::text[] || called_by_procedures
     END;
 BEGIN
     RETURN QUERY
     SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure)
-    FROM pg_proc p
-    JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
-    JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND x.extname = 'webhook'
-    WHERE p.proname = ANY (routines)
-       OR (level = 'admin' AND p.proname <> ALL (of_the_owner) AND p.prorettype <> 'trigger'::regtype);
+    FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+    WHERE m.name = ANY (routines)
+       OR (level = 'admin' AND m.name <> ALL (of_the_owner) AND p.prorettype <> 'trigger'::regtype);
 
     IF level = 'emit' THEN
         RETURN NEXT 'USAGE ON SCHEMA webhook';
@@ -54,7 +56,6 @@ BEGIN
         RETURN NEXT 'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA webhook';
         RETURN NEXT 'USAGE, SELECT ON ALL SEQUENCES IN SCHEMA webhook';
         RETURN NEXT 'USAGE ON TYPE webhook.replay, webhook.course, webhook.news';
-        RETURN NEXT 'SET ON PARAMETER webhook.engine';
         RETURN QUERY SELECT webhook.privileges('operate');
         RETURN QUERY SELECT webhook.privileges('emit');
     ELSE
@@ -63,45 +64,79 @@ BEGIN
     END IF;
 END $$;
 
--- A number is a regrole too, whether or not a role has it.
-CREATE FUNCTION webhook.require_role(role regrole) RETURNS void
+-- Takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that might
+-- be somebody else's.
+CREATE FUNCTION webhook.require_role(role text) RETURNS regrole
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found_role regrole := (SELECT r.oid FROM pg_roles r WHERE r.rolname = role);
+BEGIN
+    IF found_role IS NULL THEN
+        RAISE EXCEPTION 'role "%" does not exist', role USING ERRCODE = 'undefined_object',
+            HINT = coalesce(webhook.did_you_mean(role, ARRAY(SELECT r.rolname FROM pg_roles r)), 'CREATE ROLE makes one.');
+    END IF;
+    RETURN found_role;
+END $$;
+
+-- The schema that people call our functions in, and whether there is nothing else in it.
+CREATE FUNCTION webhook.api_schema(OUT schema regnamespace, OUT is_ours_alone boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
-        RAISE EXCEPTION 'role "%" does not exist', role USING ERRCODE = 'undefined_object';
+    SELECT x.extnamespace INTO schema FROM pg_extension x WHERE x.extname = 'webhook';
+    is_ours_alone := NOT EXISTS (
+        SELECT FROM pg_depend d
+        WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = schema AND d.deptype = 'n'
+          AND d.classid <> 'pg_extension'::regclass
+          AND NOT (d.classid = 'pg_proc'::regclass AND d.objid IN (SELECT m.routine FROM webhook.members() m)));
+END $$;
+
+-- With its caller's rights: only a superuser can give what is webhook_owner's.
+CREATE FUNCTION webhook.grant_level(role text, level text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    grantee regrole := webhook.require_role(role);
+    api record;
+    privilege text;
+BEGIN
+    FOR privilege IN SELECT webhook.privileges(level) LOOP
+        EXECUTE format('GRANT %s TO %s', privilege, grantee);
+    END LOOP;
+    SELECT * INTO api FROM webhook.api_schema();
+    IF NOT has_schema_privilege(grantee, api.schema, 'USAGE') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', api.schema, grantee);
     END IF;
 END $$;
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_grant(role regrole, level text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    privilege text;
-BEGIN
-    PERFORM webhook.require_role(role);
-    FOR privilege IN SELECT webhook.privileges(level) LOOP
-        EXECUTE format('GRANT %s TO %s', privilege, role);
-    END LOOP;
-END $$;
-
 -- Takes away the level and those that it includes; what another level of the role needs, it keeps. A level is recognised by a
--- function that no lesser one has.
--- @api public
-CREATE FUNCTION @extschema@.webhook_revoke(role regrole, level text) RETURNS void
+-- function that no lesser one has. With the last level goes USAGE on the schema of our functions, unless it holds other things too.
+CREATE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    grantee regrole := webhook.require_role(role);
     taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
     kept text[] := ARRAY(
         SELECT l.level FROM (VALUES ('emit', 'webhook_emit'), ('read', 'webhook_status'), ('operate', 'webhook_pause'),
                                     ('admin', 'webhook_add_endpoint')) AS l (level, hallmark)
-        JOIN pg_proc p ON p.proname = l.hallmark AND p.pronamespace = '@extschema@'::regnamespace
-        WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = webhook_revoke.role));
+        JOIN webhook.members() m ON m.name = l.hallmark
+        JOIN pg_proc p ON p.oid = m.routine
+        WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = revoke_level.grantee));
+    api record;
     privilege text;
 BEGIN
-    PERFORM webhook.require_role(role);
     FOR privilege IN
         SELECT webhook.privileges(level) EXCEPT SELECT webhook.privileges(k) FROM unnest(kept) AS k
     LOOP
-        EXECUTE format('REVOKE %s FROM %s', privilege, role);
+        EXECUTE format('REVOKE %s FROM %s', privilege, grantee);
     END LOOP;
+    SELECT * INTO api FROM webhook.api_schema();
+    IF cardinality(kept) = 0
+       AND EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = api.schema AND a.grantee = revoke_level.grantee) THEN
+        IF api.is_ours_alone THEN
+            EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', api.schema, grantee);
+        ELSE
+            RAISE NOTICE 'role "%" keeps its rights to schema "%"', role, api.schema
+                USING DETAIL = 'There are other things than webhook''s in that schema.',
+                      HINT = format('REVOKE USAGE ON SCHEMA %s FROM %s takes it away.', api.schema, grantee);
+        END IF;
+    END IF;
 END $$;

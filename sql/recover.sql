@@ -20,7 +20,7 @@ CREATE FUNCTION webhook.instance_lock() RETURNS int LANGUAGE sql IMMUTABLE RETUR
 -- left the delivery has failed. Says how many of the rows somebody has locked.
 CREATE FUNCTION webhook.release_lost(
     event_ids uuid[], endpoint_ids int[], OUT released bigint, OUT failed bigint, OUT locked bigint)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET webhook.engine = on AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     spent_event_ids uuid[];
@@ -92,24 +92,4 @@ BEGIN
     ) q
     HAVING count(*) > 0;
     RETURN coalesce(cancelled, 0);
-END $$;
-
--- Takes over the endpoints of a restored or copied database, which are held until then; says how many. What was in
--- flight when the dump or the copy was made is nobody's here, whatever its claim says.
--- @api public
-CREATE FUNCTION @extschema@.webhook_adopt() RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    adopted int[];
-BEGIN
-    WITH taken AS (
-        UPDATE webhook.endpoint e SET origin = webhook.origin() WHERE e.origin <> (SELECT webhook.origin()) RETURNING e.id
-    )
-    SELECT coalesce(array_agg(id), '{}') INTO adopted FROM taken;
-
-    PERFORM webhook.release_lost(array_agg(q.event_id), array_agg(q.endpoint_id))
-    FROM webhook.delivery_queue q
-    WHERE q.endpoint_id = ANY (adopted) AND q.status = 'SENDING'
-    HAVING count(*) > 0;
-    RETURN cardinality(adopted);
 END $$;

@@ -42,8 +42,7 @@ CREATE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
     FOR EACH ROW EXECUTE FUNCTION webhook.check_secret();
 
 -- The one that is signed with longest: the newest.
--- @api public
-CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
+CREATE FUNCTION webhook.newest_secret(name text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT s.secret FROM webhook.secret s
             WHERE s.endpoint_id = webhook.require_endpoint(name) AND (s.expires_at IS NULL OR s.expires_at > now())
@@ -51,13 +50,12 @@ CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
 
 -- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
 -- that the receiver may take over the new one at any moment of it.
--- @api public
-CREATE FUNCTION @extschema@.webhook_rotate_secret(name text, overlap interval DEFAULT '24 hours', secret text DEFAULT NULL) RETURNS text
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION webhook.rotate_secret(name text, overlap interval, secret text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    rotated_id int := webhook.require_endpoint(webhook_rotate_secret.name);
-    new_secret text := coalesce(webhook_rotate_secret.secret, webhook.new_secret());
+    rotated_id int := webhook.require_endpoint(rotate_secret.name);
+    new_secret text := coalesce(rotate_secret.secret, webhook.new_secret());
 BEGIN
     IF (overlap >= interval '0' AND overlap <= interval '1000 days') IS NOT TRUE THEN
         RAISE EXCEPTION 'overlap must be between 0 and 1000 days' USING ERRCODE = 'invalid_parameter_value',
@@ -78,8 +76,7 @@ END $$;
 -- Whether a request that was received is signed with that secret, and not longer ago (or ahead of the clock) than the
 -- tolerance. The names of the headers may be in any case. What is missing or garbled is false; only a secret that is none
 -- is an error.
--- @api public
-CREATE FUNCTION @extschema@.webhook_verify(body bytea, headers jsonb, secret text, tolerance interval DEFAULT '5 min') RETURNS boolean
+CREATE FUNCTION webhook.verify(body bytea, headers jsonb, secret text, tolerance interval) RETURNS boolean
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     id text;

@@ -31,8 +31,7 @@ CREATE FUNCTION webhook.settle(
                    status text, latency_class int, deliveries bigint, retried bigint, retries bigint)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
-    SET webhook.engine = on AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     log_success boolean := current_setting('webhook.keep_attempts', true) = 'all';

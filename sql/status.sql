@@ -1,9 +1,9 @@
 -- What a person sees first.
 
--- Endpoints of another origin: a restored dump or a copy, held until webhook_adopt().
-CREATE FUNCTION webhook.foreign_endpoints() RETURNS bigint
+-- A physical copy cannot be told from a failover: it sends, unless it has a site of another name.
+CREATE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
+    RETURN coalesce(current_setting('webhook.site', true), '') = '' AND EXISTS (SELECT FROM webhook.endpoint);
 
 -- What the worker does, as people are told it, and what to do about it.
 CREATE FUNCTION webhook.worker_state(
@@ -23,17 +23,20 @@ BEGIN
     ELSIF coalesce(worker_state.state, 'no worker') = 'no worker' AND coalesce(worker_state.reason, '') = '' THEN
         worker_state.state := 'no worker';
         worker_state.reason := CASE WHEN pg_is_in_recovery() THEN 'this server is a standby; its primary delivers'
+                                    WHEN to_regrole('webhook_owner') IS NULL THEN
+                                        'role webhook_owner does not exist; ALTER ROLE .. RENAME TO webhook_owner gives it back its name'
                                     ELSE 'none has been started for this database yet; the log of the server may say why' END;
     ELSIF worker_state.state = 'running' AND foreign_count > 0 THEN
         worker_state.state := 'held';
         worker_state.reason := format(
             '%s of %s endpoints belong to another installation (a restored or copied database?); SELECT webhook_adopt() takes them over',
             foreign_count, (SELECT count(*) FROM webhook.endpoint));
+    ELSIF worker_state.state = 'running' AND webhook.is_without_site() THEN
+        worker_state.reason := 'webhook.site is not set: a physical copy of this server (base backup, snapshot) would send too';
     END IF;
 END $$;
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_status()
+CREATE FUNCTION webhook.status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint,
                    oldest_due interval, last_error text, last_error_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -57,7 +60,6 @@ CREATE FUNCTION webhook.masked_url(url text) RETURNS text
 
 -- Each endpoint and how it is doing. Counters of deliveries are of this moment; the last success, our own events not counted,
 -- is known to within 5 s.
--- @api public
 CREATE VIEW webhook.endpoint_status AS
 SELECT e.name, e.tenant,
        CASE

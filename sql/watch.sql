@@ -50,7 +50,7 @@ BEGIN
     IF cardinality(payloads) = 0 THEN
         RETURN;
     ELSIF cardinality(payloads) = 1 THEN
-        PERFORM @extschema@.webhook_emit(event_type, payloads[1], tenant => tenants[1]);
+        PERFORM webhook.emit(event_type, payloads[1], NULL, NULL, NULL, NULL, NULL, tenants[1], NULL);
         RETURN;
     ELSIF webhook.is_event_type(event_type) IS NOT TRUE THEN
         PERFORM webhook.refuse_event_type(event_type);
@@ -89,7 +89,6 @@ END $$;
 -- AFTER, for each row or for each statement. A statement gives its rows in transition tables named old_rows and new_rows;
 -- without them, as after TRUNCATE, it is one event without rows. How values are written is not up to the writer's session: with
 -- fewer digits of a float, say, a change of it would not even be seen.
--- @api public
 CREATE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres'
@@ -222,6 +221,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- By membership and not by name: the owner of the schema that the extension is in may rename it and make another.
+CREATE FUNCTION webhook.trigger_function() RETURNS regproc
+    LANGUAGE sql STABLE
+    RETURN (SELECT m.routine FROM webhook.members() m WHERE m.name = 'webhook_trigger');
+
 -- What may be watched, and how; says so where it may not. With rights of ours: who watches a table needs none in our schema
 -- but that to call this.
 CREATE FUNCTION webhook.require_watchable(
@@ -294,10 +298,9 @@ END $$;
 
 -- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of what it had made for this table before;
 -- returns the triggers. Who calls it needs the right to create triggers of the table, and to execute webhook_trigger().
--- @api public
-CREATE FUNCTION @extschema@.webhook_watch(
-    target regclass, prefix text, operations text[] DEFAULT '{insert,update,delete}', changed text[] DEFAULT NULL,
-    include text[] DEFAULT NULL, exclude text[] DEFAULT NULL, on_error text DEFAULT 'raise', tenant_column text DEFAULT NULL)
+CREATE FUNCTION webhook.watch(
+    target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], on_error text,
+    tenant_column text)
     RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -306,7 +309,7 @@ DECLARE
     operation record;
 BEGIN
     PERFORM webhook.require_watchable(target, prefix, operations, changed, include, exclude, on_error, tenant_column);
-    PERFORM @extschema@.webhook_unwatch(target);
+    PERFORM webhook.unwatch(target);
     FOR operation IN
         SELECT * FROM (VALUES ('insert', 'created', 'REFERENCING NEW TABLE AS new_rows'),
                               ('update', 'updated', 'REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows'),
@@ -315,7 +318,7 @@ BEGIN
         WHERE o.name = ANY (operations)
     LOOP
         EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%L, %L)',
-                       'webhook_' || operation.name, operation.name, target, operation.row_tables, '@extschema@.webhook_trigger'::regproc,
+                       'webhook_' || operation.name, operation.name, target, operation.row_tables, webhook.trigger_function(),
                        prefix || '.' || operation.outcome,
                        options || CASE WHEN operation.name = 'update' AND changed IS NOT NULL
                                        THEN jsonb_build_object('changed', changed) ELSE '{}' END);
@@ -325,8 +328,7 @@ BEGIN
 END $$;
 
 -- Drops what webhook_watch() has made, and says how many triggers that were. Others that call webhook_trigger() stay.
--- @api public
-CREATE FUNCTION @extschema@.webhook_unwatch(target regclass) RETURNS int
+CREATE FUNCTION webhook.unwatch(target regclass) RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     made name;
@@ -334,7 +336,7 @@ DECLARE
 BEGIN
     FOR made IN
         SELECT t.tgname FROM pg_trigger t
-        WHERE t.tgrelid = target AND t.tgfoid = '@extschema@.webhook_trigger()'::regprocedure
+        WHERE t.tgrelid = target AND t.tgfoid = webhook.trigger_function()
           AND t.tgname IN ('webhook_insert', 'webhook_update', 'webhook_delete', 'webhook_truncate')
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', made, target);

@@ -389,12 +389,11 @@ BEGIN
     END IF;
 END $$;
 
--- @api public
-CREATE FUNCTION @extschema@.webhook_why(event_id uuid) RETURNS SETOF text
+CREATE FUNCTION webhook.why(event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    asked_event_id constant uuid := webhook_why.event_id;
+    asked_event_id constant uuid := why.event_id;
     v webhook.event;
     d webhook.delivery;
     deliveries int := 0;

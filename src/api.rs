@@ -2,6 +2,7 @@
 
 use crate::names;
 use crate::notice;
+use crate::owner;
 use crate::settings;
 use crate::shmem;
 use crate::wake;
@@ -27,6 +28,23 @@ fn new_id() -> pgrx::Uuid {
 fn new_secret() -> String {
     webhook_delivery::signing::new_secret()
         .unwrap_or_else(|error| error!("no random numbers from the system: {error}"))
+}
+
+#[pg_extern(sql = false)]
+fn system_identifier() -> i64 {
+    // SAFETY: reads what the server has in memory.
+    unsafe { pg_sys::GetSystemIdentifier() as i64 }
+}
+
+#[pg_extern(sql = false)]
+fn require_safe_owner() {
+    if let Some(problem) = owner::find().and_then(owner::problem) {
+        notice::refuse(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            problem.what,
+            &problem.remedy,
+        );
+    }
 }
 
 #[pg_extern(sql = false)]

@@ -112,11 +112,30 @@ unsafe fn before(node: *mut pg_sys::Node) {
     // SAFETY: the caller's node is valid.
     unsafe {
         let database = database_of(node);
-        if database.is_some() || is_a(node, pg_sys::NodeTag::T_CreatedbStmt) {
+        if database.is_some() || is_a(node, pg_sys::NodeTag::T_CreatedbStmt) || changes_rights(node)
+        {
             wake::launcher_at_end();
         }
         if let Some(database) = database {
             wait_until_worker_leaves(database);
+        }
+    }
+}
+
+/// Whether a worker may be able to connect afterwards that could not before.
+unsafe fn changes_rights(node: *mut pg_sys::Node) -> bool {
+    use pg_sys::NodeTag::*;
+    // SAFETY: each cast follows the node's tag.
+    unsafe {
+        match (*node).type_ {
+            T_AlterRoleStmt | T_GrantRoleStmt => true,
+            T_GrantStmt => {
+                (*node.cast::<pg_sys::GrantStmt>()).objtype == pg_sys::ObjectType::OBJECT_DATABASE
+            }
+            T_RenameStmt => {
+                (*node.cast::<pg_sys::RenameStmt>()).renameType == pg_sys::ObjectType::OBJECT_ROLE
+            }
+            _ => false,
         }
     }
 }

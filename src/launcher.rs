@@ -5,9 +5,10 @@
 //! whole truth: a worker clears its own when it ends, however it ends, and a crash clears them all.
 
 use crate::notice;
+use crate::owner::{self, Problem};
 use crate::pg_compat;
 use crate::settings;
-use crate::shmem::{self, Slot, State};
+use crate::shmem::{self, Slot, State, Text};
 use crate::wake;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder};
 use pgrx::prelude::*;
@@ -79,9 +80,17 @@ fn look(reported: &mut Reported) -> Duration {
 
     let mut next_look = LOOK_EVERY;
     for database in &databases {
-        match shmem::write(|registry| decide(registry, database.oid)) {
+        match shmem::write(|registry| decide(registry, database)) {
             Decision::Nothing => {}
             Decision::LookAgainIn(delay) => next_look = next_look.min(delay),
+            Decision::Refuse(problem) => notice::warn(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!(
+                    "no webhook worker for database \"{}\": {}",
+                    database.name, problem.what
+                ),
+                &problem.remedy,
+            ),
             Decision::Start => {
                 if start_worker(database) {
                     reported.no_room = false;
@@ -95,20 +104,22 @@ fn look(reported: &mut Reported) -> Duration {
     next_look
 }
 
-enum Decision {
+enum Decision<'a> {
     Nothing,
     LookAgainIn(Duration),
     Start,
+    /// Said once, and looked at again each time.
+    Refuse(&'a Problem),
 }
 
-fn decide(registry: &mut shmem::Registry, database: pg_sys::Oid) -> Decision {
+fn decide<'a>(registry: &mut shmem::Registry, database: &'a Database) -> Decision<'a> {
     let now = now();
     // One at a time where it is not known whether the extension is there: most workers will end at once,
     // and those that are needed must find room.
     let examining = registry
         .slots()
         .any(|slot| slot.state == State::Starting && age(slot, now) < START_TIMEOUT);
-    let Some(slot) = registry.slot_mut(database) else {
+    let Some(slot) = registry.slot_mut(database.oid) else {
         return Decision::Nothing;
     };
     if slot.worker_pid != 0 || slot.state == State::NoExtension {
@@ -131,9 +142,31 @@ fn decide(registry: &mut shmem::Registry, database: pg_sys::Oid) -> Decision {
     if waited < pause {
         return Decision::LookAgainIn(pause - waited);
     }
-    slot.say(State::Starting, "");
-    slot.changed_at = now;
-    Decision::Start
+    match &database.role {
+        // Nothing of ours is anywhere, or somebody has renamed the role.
+        None => {
+            slot.say(State::NoExtension, "");
+            Decision::Nothing
+        }
+        Some(Err(problem)) => {
+            let reason = Text::new(&format!("{}; {}", problem.what, problem.remedy));
+            let is_news =
+                slot.state != State::Refused || slot.reason.to_option() != reason.to_option();
+            slot.state = State::Refused;
+            slot.reason = reason;
+            if is_news {
+                Decision::Refuse(problem)
+            } else {
+                Decision::Nothing
+            }
+        }
+        Some(Ok(role)) => {
+            slot.role = *role;
+            slot.say(State::Starting, "");
+            slot.changed_at = now;
+            Decision::Start
+        }
+    }
 }
 
 /// None after a clean end, then half a second doubling to a minute.
@@ -201,6 +234,8 @@ const INVALID_DATABASE: i32 = -2;
 struct Database {
     oid: pg_sys::Oid,
     name: String,
+    /// As which a worker connects to it, or why none can; nothing where there is no such role.
+    role: Option<Result<pg_sys::Oid, Problem>>,
 }
 
 /// Read by a scan of the shared catalog, as autovacuum does: without a database there is no SQL.
@@ -211,6 +246,7 @@ fn connectable_databases() -> Vec<Database> {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let owner = owner::find();
         let relation =
             pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);
         let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
@@ -222,11 +258,15 @@ fn connectable_databases() -> Vec<Database> {
             let row = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_database>(tuple);
             let dropped_halfway = (*row).datconnlimit == INVALID_DATABASE;
             if (*row).datallowconn && !(*row).datistemplate && !dropped_halfway {
+                let name = CStr::from_ptr((*row).datname.data.as_ptr()).to_string_lossy();
                 databases.push(Database {
                     oid: (*row).oid,
-                    name: CStr::from_ptr((*row).datname.data.as_ptr())
-                        .to_string_lossy()
-                        .into_owned(),
+                    role: owner.map(|role| {
+                        owner::problem(role)
+                            .or_else(|| owner::connect_problem(role, (*row).oid, &name))
+                            .map_or(Ok(role), Err)
+                    }),
+                    name: name.into_owned(),
                 });
             }
         }

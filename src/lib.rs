@@ -8,6 +8,7 @@ mod ddl_hook;
 mod launcher;
 mod names;
 mod notice;
+mod owner;
 mod pg_compat;
 mod schema;
 mod settings;

@@ -28,6 +28,63 @@ pub fn owns_database(database: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether a background worker may connect as a role without LOGIN.
+pub const CONNECTS_WITHOUT_LOGIN: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+
+/// Connects this background worker to the database as that role.
+pub fn connect_worker_as(role: pg_sys::Oid, database: pg_sys::Oid) {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let flags = 0;
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    let flags = pg_sys::BGWORKER_BYPASS_ROLELOGINCHECK;
+    // SAFETY: called once, by a background worker that was registered for a connection.
+    unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, role, flags) }
+}
+
+pub fn may_connect(role: pg_sys::Oid, database: pg_sys::Oid) -> bool {
+    let connect = pg_sys::ACL_CONNECT as pg_sys::AclMode;
+    // SAFETY: a lookup in shared catalogs, inside a transaction.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let answer = pg_sys::pg_database_aclcheck(database, role, connect);
+        #[cfg(not(feature = "pg15"))]
+        let answer = pg_sys::object_aclcheck(pg_sys::DatabaseRelationId, database, role, connect);
+        answer == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
+/// Whether the role is a member of another one, or another one of it.
+pub fn has_memberships(role: pg_sys::Oid) -> bool {
+    const PG_AUTH_MEMBERS: pg_sys::Oid = pg_sys::Oid::from_u32(1261);
+    // Its columns roleid and member; from 16 on an oid comes first.
+    const COLUMNS: [i32; 2] = if cfg!(feature = "pg15") {
+        [1, 2]
+    } else {
+        [2, 3]
+    };
+    let mut found = false;
+    // SAFETY: a scan of a shared catalog inside a transaction; both columns are OIDs and never null.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as i32;
+        let relation = pg_sys::table_open(PG_AUTH_MEMBERS, lock);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            found |= COLUMNS.iter().any(|column| {
+                let mut is_null = false;
+                let value = pg_sys::heap_getattr(tuple, *column, (*relation).rd_att, &mut is_null);
+                pg_sys::Oid::from(value.value() as u32) == role
+            });
+        }
+        pg_sys::table_endscan(scan);
+        pg_sys::table_close(relation, lock);
+    }
+    found
+}
+
 // The server's functions themselves: pgrx's wrappers set up an error frame, which a handler must not.
 #[allow(non_snake_case)]
 unsafe extern "C-unwind" {

@@ -5,9 +5,14 @@ use pgrx::prelude::*;
 extension_sql_file!("../sql/tables.sql", name = "tables", bootstrap);
 extension_sql_file!("../sql/native.sql", name = "native", requires = ["tables"]);
 extension_sql_file!(
+    "../sql/installation.sql",
+    name = "installation",
+    requires = ["native"]
+);
+extension_sql_file!(
     "../sql/presets.sql",
     name = "presets",
-    requires = ["native"]
+    requires = ["installation"]
 );
 extension_sql_file!("../sql/policy.sql", name = "policy", requires = ["presets"]);
 extension_sql_file!("../sql/moves.sql", name = "moves", requires = ["policy"]);
@@ -38,7 +43,8 @@ extension_sql_file!(
     name = "recover",
     requires = ["settle"]
 );
-extension_sql_file!("../sql/manual.sql", name = "manual", requires = ["recover"]);
+extension_sql_file!("../sql/adopt.sql", name = "adopt", requires = ["recover"]);
+extension_sql_file!("../sql/manual.sql", name = "manual", requires = ["adopt"]);
 extension_sql_file!(
     "../sql/ordering.sql",
     name = "ordering",
@@ -81,14 +87,15 @@ extension_sql_file!(
     name = "privileges",
     requires = ["why"]
 );
+extension_sql_file!("../sql/api.sql", name = "api", requires = ["privileges"]);
 extension_sql_file!(
-    "../sql/grants.sql",
-    name = "grants",
-    requires = ["privileges"]
+    "../sql/ownership.sql",
+    name = "ownership",
+    requires = ["api"]
 );
 extension_sql_file!(
     "../sql/start.sql",
     name = "start",
-    requires = ["grants"],
+    requires = ["ownership"],
     finalize
 );

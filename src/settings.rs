@@ -26,7 +26,6 @@ pub enum HttpsRequired {
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SITE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
-static ROLE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOW_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static DENY_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOW_PORTS: GucSetting<Option<CString>> =
@@ -45,7 +44,6 @@ static RETENTION_FAILED_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 
 static IDEMPOTENCY_WINDOW_S: GucSetting<i32> = GucSetting::<i32>::new(24 * 60 * 60);
 static KEEP_ATTEMPTS: GucSetting<KeepAttempts> =
     GucSetting::<KeepAttempts>::new(KeepAttempts::failed);
-static ENGINE: GucSetting<bool> = GucSetting::<bool>::new(false);
 
 pub fn define() {
     GucRegistry::define_bool_guc(
@@ -61,14 +59,6 @@ pub fn define() {
         c"Name of this installation; a copy of the server under another name sends nothing.",
         c"Endpoints belong to the site and database that made them, until webhook_adopt().",
         &SITE,
-        GucContext::Sighup,
-        GucFlags::default(),
-    );
-    GucRegistry::define_string_guc(
-        c"webhook.role",
-        c"Role that the worker acts as; empty for the owner of the extension.",
-        c"",
-        &ROLE,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -222,14 +212,6 @@ pub fn define() {
         GucContext::Suset,
         GucFlags::default(),
     );
-    GucRegistry::define_bool_guc(
-        c"webhook.engine",
-        c"Set by the extension's own functions while they move deliveries.",
-        c"",
-        &ENGINE,
-        GucContext::Suset,
-        GucFlags::NO_SHOW_ALL | GucFlags::DISALLOW_IN_FILE,
-    );
 }
 
 pub fn reserve_prefix() {
@@ -300,7 +282,6 @@ pub fn reload_if_asked() -> bool {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Settings {
     pub enabled: bool,
-    pub role: Option<String>,
     pub network: Network,
     pub ca_file: Option<PathBuf>,
     pub workers: usize,
@@ -314,7 +295,6 @@ impl Settings {
         let positive = |value: i32| usize::try_from(value).unwrap_or(1);
         Settings {
             enabled: ENABLED.get(),
-            role: Some(text(&ROLE)).filter(|role| !role.is_empty()),
             network: network(),
             ca_file: Some(text(&CA_FILE))
                 .filter(|path| !path.is_empty())

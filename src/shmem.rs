@@ -22,6 +22,8 @@ pub enum State {
     Stopped,
     /// The postmaster had no room for a worker.
     NoRoom,
+    /// The role that the worker connects as is not safe, or may not connect; the reason says what helps.
+    Refused,
 }
 
 impl State {
@@ -33,7 +35,7 @@ impl State {
             State::Disabled => "disabled",
             State::NoExtension => "no worker",
             State::Stopped => "restarting",
-            State::NoRoom => "no worker",
+            State::NoRoom | State::Refused => "no worker",
         }
     }
 }
@@ -71,7 +73,9 @@ impl<const N: usize> Text<N> {
 pub struct Slot {
     pub database: pg_sys::Oid,
     pub state: State,
-    pub reason: Text<200>,
+    pub reason: Text<400>,
+    /// As which the worker connects.
+    pub role: pg_sys::Oid,
     /// Zero where no worker is attached.
     pub worker_pid: i32,
     pub worker_proc: i32,
@@ -91,6 +95,7 @@ impl Slot {
         database: pg_sys::InvalidOid,
         state: State::Unexamined,
         reason: Text::EMPTY,
+        role: pg_sys::InvalidOid,
         worker_pid: 0,
         worker_proc: NO_PROC,
         in_flight: 0,

@@ -10,7 +10,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
 use pgrx::spi::{self, OwnedPreparedStatement, SpiClient, SpiTupleTable};
 use std::cell::OnceCell;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::thread::LocalKey;
 use webhook_delivery::Key;
@@ -18,8 +18,8 @@ use webhook_delivery::Key;
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use upkeep::{
     Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
-    expire_tally, expire_waiting, find_extension, foreign_endpoints, longest_request, raise_alerts,
-    recover,
+    expire_tally, expire_waiting, find_extension, foreign_endpoints, is_without_site,
+    longest_request, raise_alerts, recognise_installation, recover,
 };
 
 /// What went wrong in a transaction. It has been rolled back.
@@ -152,28 +152,6 @@ pub fn prepare_session() {
             );
         }
     }
-}
-
-/// From here on the session has the rights of this role.
-pub fn act_as(role: &str) -> Result<(), Trouble> {
-    let Ok(role) = CString::new(role) else {
-        return Err(Trouble {
-            code: PgSqlErrorCode::ERRCODE_INVALID_NAME,
-            message: "role name contains NUL".into(),
-        });
-    };
-    transaction(|_| {
-        // SAFETY: inside a transaction, where the role can be looked up.
-        unsafe {
-            pg_sys::SetConfigOption(
-                c"role".as_ptr(),
-                role.as_ptr(),
-                pg_sys::GucContext::PGC_SUSET,
-                pg_sys::GucSource::PGC_S_OVERRIDE,
-            );
-        }
-        Ok(())
-    })
 }
 
 /// A call of SQL that is planned once and kept as long as the process lives.

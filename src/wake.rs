@@ -80,7 +80,7 @@ pub fn worker_now() {
 fn launcher_for(database: pg_sys::Oid) {
     let news = shmem::write(|registry| {
         let slot = registry.slot_or_new(database)?;
-        let asleep = slot.state == State::NoExtension;
+        let asleep = matches!(slot.state, State::NoExtension | State::Refused);
         if asleep {
             slot.say(State::Unexamined, "");
         }

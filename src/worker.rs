@@ -14,7 +14,6 @@ use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
 use crate::store::{self, Ending, Extension, Tally, Trouble};
 use ledger::Ledger;
-use pgrx::bgworkers::BackgroundWorker;
 use pgrx::prelude::*;
 use retention::Retention;
 use std::path::Path;
@@ -33,12 +32,12 @@ const LAST_SETTLING: Duration = Duration::from_secs(1);
 pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     let database = database_from(argument);
     pg_compat::attach_graceful_signal_handlers();
-    if !attach(database) {
+    let Some(role) = attach(database) else {
         return;
-    }
+    };
     // SAFETY: the callback stays loaded; the argument is a plain number.
     unsafe { pg_sys::on_shmem_exit(Some(detach), argument) };
-    BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
+    pg_compat::connect_worker_as(role, database);
     store::prepare_session();
 
     match Worker::start(database) {
@@ -52,25 +51,24 @@ fn database_from(argument: pg_sys::Datum) -> pg_sys::Oid {
     pg_sys::Oid::from(argument.value() as u32)
 }
 
-/// Takes the database's slot; not if another worker has it or a command wants the database for itself.
-fn attach(database: pg_sys::Oid) -> bool {
+/// Takes the database's slot, and says as which role to connect; not if another worker has it or a command wants the
+/// database for itself.
+fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
     shmem::write(|registry| {
-        let Some(slot) = registry.slot_mut(database) else {
-            return false;
-        };
+        let slot = registry.slot_mut(database)?;
         if slot.worker_pid != 0 {
-            return false;
+            return None;
         }
         if slot.stopped_for != 0 {
             slot.say(State::Unexamined, "");
-            return false;
+            return None;
         }
         // SAFETY: a plain read, on the main thread.
         slot.worker_pid = unsafe { pg_sys::MyProcPid };
         slot.worker_proc = pg_compat::my_proc_number();
         // An end counts as a failure until a turn has succeeded.
         slot.failures += 1;
-        true
+        Some(slot.role)
     })
 }
 
@@ -135,6 +133,7 @@ struct Worker {
     last_alerts: Instant,
     next_turning_away: Instant,
     foreign_endpoints: i64,
+    is_without_site: bool,
     longest_request: Duration,
     errors_in_a_row: u32,
     reruns: u32,
@@ -147,7 +146,7 @@ impl Worker {
             return Ok(None);
         };
         let settings = Settings::current();
-        store::act_as(settings.role.as_deref().unwrap_or(&extension.owner))?;
+        store::transaction(store::recognise_installation)?;
         let setup = Setup {
             network: settings.network.clone(),
             roots: load_roots(settings.ca_file.as_deref())
@@ -177,6 +176,7 @@ impl Worker {
             last_alerts: Instant::now(),
             next_turning_away: Instant::now(),
             foreign_endpoints: 0,
+            is_without_site: false,
             longest_request: Duration::ZERO,
             errors_in_a_row: 0,
             reruns: 0,
@@ -233,7 +233,7 @@ impl Worker {
         }
         if settings::reload_if_asked() {
             let settings = Settings::current();
-            if (settings.workers, &settings.role) != (self.settings.workers, &self.settings.role) {
+            if settings.workers != self.settings.workers {
                 return Some(End::Stop);
             }
             self.settings = settings;

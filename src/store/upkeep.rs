@@ -10,27 +10,18 @@ use webhook_delivery::Key;
 
 pub struct Extension {
     pub oid: pg_sys::Oid,
-    pub owner: String,
     pub database: String,
 }
 
 pub fn find_extension(client: &SpiClient<'_>) -> Result<Option<Extension>, spi::Error> {
     let rows = client.select(
-        "SELECT oid, pg_catalog.pg_get_userbyid(extowner)::text, pg_catalog.current_database()::text FROM pg_catalog.pg_extension WHERE extname = 'webhook'",
+        "SELECT oid, pg_catalog.current_database()::text FROM pg_catalog.pg_extension WHERE extname = 'webhook'",
         None,
         &[],
     )?;
     for row in rows {
-        if let (Some(oid), Some(owner), Some(database)) = (
-            row.get::<pg_sys::Oid>(1)?,
-            row.get::<String>(2)?,
-            row.get::<String>(3)?,
-        ) {
-            return Ok(Some(Extension {
-                oid,
-                owner,
-                database,
-            }));
+        if let (Some(oid), Some(database)) = (row.get::<pg_sys::Oid>(1)?, row.get::<String>(2)?) {
+            return Ok(Some(Extension { oid, database }));
         }
     }
     Ok(None)
@@ -116,6 +107,21 @@ pub fn foreign_endpoints(client: &SpiClient<'_>) -> Result<i64, spi::Error> {
         .select("SELECT webhook.foreign_endpoints()", None, &[])?
         .first()
         .get_one::<i64>()
+        .map(Option::unwrap_or_default)
+}
+
+/// Before anything is sent: gives a copy of the server that is one of its own now another identity.
+pub fn recognise_installation(client: &mut SpiClient<'_>) -> Result<(), spi::Error> {
+    client.select("SELECT webhook.recognise_installation()", None, &[])?;
+    Ok(())
+}
+
+/// Whether a physical copy of this server would send what this one sends.
+pub fn is_without_site(client: &SpiClient<'_>) -> Result<bool, spi::Error> {
+    client
+        .select("SELECT webhook.is_without_site()", None, &[])?
+        .first()
+        .get_one::<bool>()
         .map(Option::unwrap_or_default)
 }
 

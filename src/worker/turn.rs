@@ -189,14 +189,14 @@ impl Worker {
             let Some(extension) = store::find_extension(client)? else {
                 return Ok(None);
             };
-            let foreign = store::foreign_endpoints(client)?;
             Ok(Some((
                 extension.oid,
-                foreign,
+                store::foreign_endpoints(client)?,
+                store::is_without_site(client)?,
                 store::longest_request(client)?,
             )))
         })?;
-        let Some((extension, foreign, longest)) = found else {
+        let Some((extension, foreign, is_without_site, longest)) = found else {
             return Ok(Some(End::ExtensionGone));
         };
         if extension != self.extension.oid {
@@ -210,6 +210,14 @@ impl Worker {
             );
         }
         self.foreign_endpoints = foreign;
+        if is_without_site && !self.is_without_site {
+            log!(
+                "webhook.site is not set: a physical copy of this server (base backup, snapshot) would send the webhooks \
+                 of database \"{}\" too",
+                self.extension.database
+            );
+        }
+        self.is_without_site = is_without_site;
         if longest >= self.settings.stale_after && longest != self.longest_request {
             notice::warn(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,

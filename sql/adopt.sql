@@ -1,0 +1,28 @@
+-- Adopting: the endpoints of a restored or copied database are held until somebody says that this server is to serve them.
+
+-- Endpoints of another origin.
+CREATE FUNCTION webhook.foreign_endpoints() RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
+
+-- Takes over one endpoint, or all; says how many. A delivery that was in flight when the dump or the copy was made is in
+-- nobody's hands here, whatever its claim says.
+CREATE FUNCTION webhook.adopt(endpoint text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    only_id int := CASE WHEN endpoint IS NOT NULL THEN webhook.require_endpoint(endpoint) END;
+    adopted int[];
+BEGIN
+    WITH taken AS (
+        UPDATE webhook.endpoint e SET origin = webhook.origin()
+        WHERE e.origin <> (SELECT webhook.origin()) AND (only_id IS NULL OR e.id = only_id)
+        RETURNING e.id
+    )
+    SELECT coalesce(array_agg(id), '{}') INTO adopted FROM taken;
+
+    PERFORM webhook.release_lost(array_agg(q.event_id), array_agg(q.endpoint_id))
+    FROM webhook.delivery_queue q
+    WHERE q.endpoint_id = ANY (adopted) AND q.status = 'SENDING'
+    HAVING count(*) > 0;
+    RETURN cardinality(adopted);
+END $$;

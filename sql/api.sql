@@ -1,0 +1,154 @@
+-- What people call, in the schema that the extension is in. Each function only hands its arguments to the one in schema webhook
+-- that does the work: nothing in webhook ever calls back, because the owner of this schema may rename it and put another in its
+-- place. Beside these there are the trigger function webhook_trigger() and two procedures, which commit and so run as their
+-- caller: webhook_test() and webhook_replay_all().
+
+CREATE FUNCTION @extschema@.webhook_copy_policy(source text, name text) RETURNS void
+    LANGUAGE sql
+    RETURN webhook.copy_policy(source, name);
+
+CREATE FUNCTION @extschema@.webhook_add_endpoint(
+    name text, url text, event_types text[] DEFAULT '{*}', policy text DEFAULT 'standard',
+    tenant text DEFAULT NULL, OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}',
+    format text DEFAULT 'standard', template jsonb DEFAULT NULL, filter jsonpath DEFAULT NULL,
+    max_in_flight int DEFAULT NULL, metadata jsonb DEFAULT '{}')
+    LANGUAGE sql
+    -- As text: in a body of statements the server counts the OUT parameter among the arguments.
+    AS 'SELECT * FROM webhook.add_endpoint(
+            name, url, event_types, policy, tenant, secret, headers, format, template, filter,
+            max_in_flight, metadata)';
+
+CREATE FUNCTION @extschema@.webhook_remove_endpoint(
+    name text, pending text DEFAULT 'cancel') RETURNS void
+    LANGUAGE sql
+    RETURN webhook.remove_endpoint(name, pending);
+
+CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN webhook.newest_secret(name);
+
+CREATE FUNCTION @extschema@.webhook_rotate_secret(
+    name text, overlap interval DEFAULT '24 hours', secret text DEFAULT NULL) RETURNS text
+    LANGUAGE sql
+    RETURN webhook.rotate_secret(name, overlap, secret);
+
+CREATE FUNCTION @extschema@.webhook_verify(
+    body bytea, headers jsonb, secret text, tolerance interval DEFAULT '5 min') RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN webhook.verify(body, headers, secret, tolerance);
+
+CREATE FUNCTION @extschema@.webhook_emit(
+    event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
+    ordering_key text DEFAULT NULL, coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS uuid
+    LANGUAGE sql
+    RETURN webhook.emit(
+        event_type, payload, idempotency_key, ordering_key, coalesce_key, deliver_at, expires_at, tenant,
+        endpoints);
+
+CREATE FUNCTION @extschema@.webhook_emit_many(
+    event_types text[], payloads jsonb[], deliver_at timestamptz DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS SETOF uuid
+    LANGUAGE sql
+    BEGIN ATOMIC
+        SELECT * FROM webhook.emit_many(
+            event_types, payloads, deliver_at, expires_at, tenant, endpoints);
+    END;
+
+CREATE FUNCTION @extschema@.webhook_emit_many(
+    event_type text, payloads jsonb[], deliver_at timestamptz DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS SETOF uuid
+    LANGUAGE sql
+    BEGIN ATOMIC
+        SELECT * FROM webhook.emit_many(
+            event_type, payloads, deliver_at, expires_at, tenant, endpoints);
+    END;
+
+CREATE FUNCTION @extschema@.webhook_watch(
+    target regclass, prefix text, operations text[] DEFAULT '{insert,update,delete}',
+    changed text[] DEFAULT NULL, include text[] DEFAULT NULL, exclude text[] DEFAULT NULL,
+    on_error text DEFAULT 'raise', tenant_column text DEFAULT NULL) RETURNS SETOF text
+    LANGUAGE sql
+    BEGIN ATOMIC
+        SELECT * FROM webhook.watch(
+            target, prefix, operations, changed, include, exclude, on_error, tenant_column);
+    END;
+
+CREATE FUNCTION @extschema@.webhook_unwatch(target regclass) RETURNS int
+    LANGUAGE sql
+    RETURN webhook.unwatch(target);
+
+CREATE FUNCTION @extschema@.webhook_reset_breaker(name text) RETURNS void
+    LANGUAGE sql
+    RETURN webhook.reset_breaker(name);
+
+CREATE FUNCTION @extschema@.webhook_adopt(endpoint text DEFAULT NULL) RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.adopt(endpoint);
+
+CREATE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.replay_event(event_id, endpoint);
+
+CREATE FUNCTION @extschema@.webhook_resend(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.resend_event(event_id, endpoint);
+
+CREATE FUNCTION @extschema@.webhook_replay_failed(
+    endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    until timestamptz DEFAULT NULL, max_rows int DEFAULT 10000) RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.replay_failed(endpoint, event_type, since, until, max_rows);
+
+CREATE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.discard_event(event_id, endpoint);
+
+CREATE FUNCTION @extschema@.webhook_discard_failed(
+    endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL,
+    until timestamptz DEFAULT NULL, max_rows int DEFAULT 10000) RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.discard_failed(endpoint, event_type, since, until, max_rows);
+
+CREATE FUNCTION @extschema@.webhook_cancel(event_id uuid) RETURNS int
+    LANGUAGE sql
+    RETURN webhook.cancel_event(event_id);
+
+CREATE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
+    LANGUAGE sql
+    RETURN webhook.redact_event(event_id);
+
+CREATE FUNCTION @extschema@.webhook_status()
+    RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint,
+                   due bigint, oldest_due interval, last_error text, last_error_at timestamptz)
+    LANGUAGE sql
+    BEGIN ATOMIC SELECT * FROM webhook.status(); END;
+
+CREATE FUNCTION @extschema@.webhook_pause(name text) RETURNS void
+    LANGUAGE sql
+    RETURN webhook.pause(name);
+
+CREATE FUNCTION @extschema@.webhook_resume(name text, replay_failed boolean DEFAULT false)
+    RETURNS bigint
+    LANGUAGE sql
+    RETURN webhook.resume(name, replay_failed);
+
+CREATE FUNCTION @extschema@.webhook_preview(
+    event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
+    LANGUAGE sql
+    BEGIN ATOMIC SELECT * FROM webhook.preview(event_id, endpoint); END;
+
+CREATE FUNCTION @extschema@.webhook_why(event_id uuid) RETURNS SETOF text
+    LANGUAGE sql
+    BEGIN ATOMIC SELECT * FROM webhook.why(event_id); END;
+
+CREATE FUNCTION @extschema@.webhook_grant(role text, level text) RETURNS void
+    LANGUAGE sql
+    RETURN webhook.grant_level(role, level);
+
+CREATE FUNCTION @extschema@.webhook_revoke(role text, level text) RETURNS void
+    LANGUAGE sql
+    RETURN webhook.revoke_level(role, level);

@@ -1,0 +1,54 @@
+-- Which installation this is. A copy of a database must not send what the original sends, so it has to know that it is one.
+--
+-- The id of an installation is made once, by CREATE EXTENSION, and is a constant in the body of a function that belongs to the
+-- extension: no dump, no DML and no publication carries it, and pg_upgrade and physical copies keep it. With the database's OID
+-- and webhook.site it makes the origin that endpoints carry. A restore has another id, a TEMPLATE copy another OID, a staging
+-- server with a name of its own another site: their workers hold the endpoints until webhook_adopt().
+--
+-- A standby that becomes a server of its own by pg_createsubscriber keeps all three. Its system identifier is new, and its major
+-- version is not, as it would be after pg_upgrade: the worker gives it another id when it starts.
+
+CREATE FUNCTION webhook.write_installation(new_id uuid) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('CREATE OR REPLACE FUNCTION webhook.installation(OUT id uuid, OUT system_identifier bigint, OUT major_version int)
+                        LANGUAGE sql IMMUTABLE AS %L',
+                   format('SELECT %L::uuid, %L::bigint, %s', new_id, webhook.system_identifier(), webhook.major_version()));
+END $$;
+
+CREATE FUNCTION webhook.major_version() RETURNS int
+    LANGUAGE sql STABLE
+    RETURN current_setting('server_version_num')::int / 10000;
+
+SELECT webhook.write_installation(pg_catalog.gen_random_uuid());
+
+-- Asked by a worker before it sends anything.
+CREATE FUNCTION webhook.recognise_installation() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    known record;
+BEGIN
+    SELECT i.* INTO known FROM webhook.installation() i;
+    IF known.system_identifier <> webhook.system_identifier() THEN
+        PERFORM webhook.write_installation(
+            CASE WHEN known.major_version = webhook.major_version() THEN gen_random_uuid() ELSE known.id END);
+    END IF;
+END $$;
+
+-- In plpgsql for the same reason as webhook.policy_of().
+CREATE FUNCTION webhook.origin() RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN left(encode(sha256(convert_to(concat_ws('/', i.id, d.oid, current_setting('webhook.site', true)), 'UTF8')), 'hex'), 32)
+    FROM webhook.installation() i, pg_database d WHERE d.datname = current_database();
+END $$;
+
+-- The routines of the extension, wherever they are.
+CREATE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT p.oid, p.proname FROM pg_extension x
+        JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND d.deptype = 'e'
+        JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+        WHERE x.extname = 'webhook';
+    END;

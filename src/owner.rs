@@ -1,0 +1,146 @@
+//! The role `webhook_owner`: everything of ours belongs to it, the worker connects as it, and nobody else can be it.
+
+use crate::pg_compat;
+use pgrx::prelude::*;
+use std::ffi::CStr;
+
+const NAME: &CStr = c"webhook_owner";
+
+/// Why the role cannot be trusted, or cannot work, and the command that helps.
+pub struct Problem {
+    pub what: String,
+    pub remedy: String,
+}
+
+/// The role, if there is one. Needs a transaction, and no database.
+pub fn find() -> Option<pg_sys::Oid> {
+    // SAFETY: a lookup in a shared catalog.
+    let role = unsafe { pg_sys::get_role_oid(NAME.as_ptr(), true) };
+    (role != pg_sys::InvalidOid).then_some(role)
+}
+
+/// What makes the role more than the owner of our tables: a way for a client to be it, or rights beyond them.
+pub fn problem(role: pg_sys::Oid) -> Option<Problem> {
+    let attributes = Attributes::of(role)?;
+    let problem = |what: &str, remedy: &str| {
+        Some(Problem {
+            what: format!("role \"webhook_owner\" {what}"),
+            remedy: remedy.to_owned(),
+        })
+    };
+    if attributes.has_more_rights {
+        return problem(
+            "has rights that the owner of webhook's tables must not have",
+            "ALTER ROLE webhook_owner NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS.",
+        );
+    }
+    if attributes.can_login && (attributes.has_password || attributes.connection_limit != 0) {
+        return problem(
+            "can be used by clients",
+            "ALTER ROLE webhook_owner PASSWORD NULL CONNECTION LIMIT 0.",
+        );
+    }
+    if pg_compat::has_memberships(role) {
+        return problem(
+            "is a member of a role, or has members",
+            "REVOKE the memberships: \\drg webhook_owner lists them in psql 16 and later, pg_auth_members does everywhere.",
+        );
+    }
+    None
+}
+
+/// Why a worker could not connect to that database as the role.
+pub fn connect_problem(role: pg_sys::Oid, database: pg_sys::Oid, name: &str) -> Option<Problem> {
+    if !pg_compat::CONNECTS_WITHOUT_LOGIN && !Attributes::of(role)?.can_login {
+        return Some(Problem {
+            what: "role \"webhook_owner\" cannot log in, as a background worker must before PostgreSQL 17".into(),
+            remedy: "ALTER ROLE webhook_owner LOGIN PASSWORD NULL CONNECTION LIMIT 0.".into(),
+        });
+    }
+    (!pg_compat::may_connect(role, database)).then(|| Problem {
+        what: format!("role \"webhook_owner\" may not connect to database \"{name}\""),
+        remedy: format!(
+            "GRANT CONNECT ON DATABASE {} TO webhook_owner.",
+            quoted(name)
+        ),
+    })
+}
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+struct Attributes {
+    has_more_rights: bool,
+    can_login: bool,
+    has_password: bool,
+    connection_limit: i32,
+}
+
+impl Attributes {
+    fn of(role: pg_sys::Oid) -> Option<Self> {
+        let cache = pg_sys::SysCacheIdentifier::AUTHOID as i32;
+        // SAFETY: a lookup in a shared catalog; the tuple is read before it is released.
+        unsafe {
+            let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(role));
+            if tuple.is_null() {
+                return None;
+            }
+            let row = &*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_authid>(tuple);
+            let mut no_password = false;
+            let column = pg_sys::Anum_pg_authid_rolpassword as pg_sys::AttrNumber;
+            pg_sys::SysCacheGetAttr(cache, tuple, column, &mut no_password);
+            let attributes = Attributes {
+                has_more_rights: row.rolsuper
+                    || row.rolcreaterole
+                    || row.rolcreatedb
+                    || row.rolreplication
+                    || row.rolbypassrls,
+                can_login: row.rolcanlogin,
+                has_password: !no_password,
+                connection_limit: row.rolconnlimit,
+            };
+            pg_sys::ReleaseSysCache(tuple);
+            Some(attributes)
+        }
+    }
+}
+
+/// What a session may have set and must not matter, or would print data, where the role's rights are in use.
+const SAFE_SETTINGS: &[(&CStr, &CStr)] = &[
+    (c"search_path", c"pg_catalog, pg_temp"),
+    (c"jit", c"off"),
+    (c"debug_print_parse", c"off"),
+    (c"debug_print_rewritten", c"off"),
+    (c"debug_print_plan", c"off"),
+];
+
+/// Runs what it is given with the role's rights, and with settings of ours. An error ends both with the (sub)transaction.
+pub fn with_rights<T>(body: impl FnOnce() -> T) -> T {
+    let role = find().unwrap_or_else(|| error!("role \"webhook_owner\" does not exist"));
+    let changed_user =
+        (pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION) as i32;
+    // SAFETY: main thread, inside a transaction; what is changed here is restored below, or by the abort.
+    unsafe {
+        let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        let level = pg_sys::NewGUCNestLevel();
+        for (name, value) in SAFE_SETTINGS {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+        pg_sys::SetUserIdAndSecContext(role, context | changed_user);
+        let value = body();
+        pg_sys::SetUserIdAndSecContext(user, context);
+        pg_sys::AtEOXact_GUC(true, level);
+        value
+    }
+}
