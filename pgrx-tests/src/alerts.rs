@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::cluster::Cluster;
 use crate::database::Database;
+use crate::engine;
 use crate::receiver::{Answer, Receiver};
 use crate::wait;
 
@@ -195,11 +196,11 @@ pub fn sorted(mut kinds: Vec<String>) -> Vec<String> {
 /// Tells what there is to tell, and says what is for the log.
 #[track_caller]
 pub fn tell(client: &mut Client, page: i32) -> Vec<(String, String)> {
-    let rows = client.query(
+    let rows = engine::query(
+        client,
         "SELECT message, coalesce(hint, '') FROM webhook.raise_alerts($1)",
         &[&page],
     );
-    let rows = rows.unwrap();
     (rows.iter())
         .map(|row| {
             let message: Option<String> = row.get(0);

@@ -79,6 +79,12 @@ impl Database {
         result.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
+    /// The same with the rights of the worker: not by hand.
+    #[track_caller]
+    pub fn execute_as_engine(&self, sql: &str) {
+        self.execute(&format!("SET ROLE webhook_owner; {sql}"));
+    }
+
     /// The error that the server answers with; it is one for the test if there is none.
     #[track_caller]
     pub fn refusal(&self, sql: &str) -> DbError {

@@ -1,6 +1,7 @@
 //! The worker's part, played by a test: what it claims and settles through SQL.
 
-use postgres::GenericClient;
+use postgres::types::ToSql;
+use postgres::{GenericClient, Row};
 use uuid::Uuid;
 
 use crate::cluster::Cluster;
@@ -39,7 +40,8 @@ pub struct Wish {
 #[track_caller]
 pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) -> Vec<Claim> {
     let column = |field: fn(&Wish) -> i32| wishes.iter().map(field).collect::<Vec<i32>>();
-    let rows = client.query(
+    let rows = query(
+        client,
         "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4, $5, $6)",
         &[
             &instance,
@@ -50,7 +52,6 @@ pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) ->
             &i64::MAX,
         ],
     );
-    let rows = rows.unwrap_or_else(|error| panic!("claim: {error:?}"));
     rows.iter()
         .map(|row| Claim {
             event: row.get(0),
@@ -143,7 +144,8 @@ pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Se
         let rows = batch.iter();
         rows.map(|(claim, outcome)| field(claim, outcome)).collect()
     }
-    let rows = client.query(
+    let rows = query(
+        client,
         "SELECT event_id, endpoint_id, deliveries, retried, retries
          FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         &[
@@ -160,7 +162,7 @@ pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Se
         ],
     );
     let mut settled = Settled::default();
-    for row in rows.unwrap_or_else(|error| panic!("settle: {error:?}")) {
+    for row in rows {
         match row.get::<_, Option<Uuid>>(0) {
             Some(event) => settled.locked.push((event, row.get(1))),
             None => {
@@ -171,4 +173,18 @@ pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Se
         }
     }
     settled
+}
+
+/// With the rights of the worker.
+#[track_caller]
+pub fn query(
+    client: &mut impl GenericClient,
+    sql: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Vec<Row> {
+    client.batch_execute("SET ROLE webhook_owner").unwrap();
+    let rows = client.query(sql, parameters);
+    let rows = rows.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    client.batch_execute("RESET ROLE").unwrap();
+    rows
 }

@@ -59,7 +59,7 @@ impl Story {
             client,
             _database: database,
         };
-        story.run("BEGIN; SET LOCAL webhook.engine = on; SET LOCAL timezone = '<+0530>-05:30'");
+        story.run("BEGIN; SET LOCAL ROLE webhook_owner; SET LOCAL timezone = '<+0530>-05:30'");
         story.run("SELECT webhook_add_endpoint('shop', 'http://127.0.0.1:1/')");
         story
     }

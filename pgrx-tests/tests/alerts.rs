@@ -10,7 +10,7 @@ use webhook_e2e::alerts::{
     Listener, add_endpoint, add_policy, answer, database, emit, kind, received, sorted, subscribe,
     tell, try_with, wait_for_logged, wait_for_silence, wait_for_state,
 };
-use webhook_e2e::{Cluster, Receiver};
+use webhook_e2e::{Cluster, Receiver, engine};
 
 #[test]
 fn each_kind_is_told_once_by_notify_in_the_log_and_as_an_event() {
@@ -326,7 +326,7 @@ fn claim(client: &mut Client, count: i32) -> Vec<Row> {
     client.query(emit, &[&count]).unwrap();
     let claim = "SELECT * FROM webhook.claim(1, ARRAY[(SELECT id FROM webhook.endpoint WHERE name = 'settled')], '{1000}', '{0}', '{1000000}', 1000000)
                  ORDER BY event_id";
-    client.query(claim, &[]).unwrap()
+    engine::query(client, claim, &[])
 }
 
 /// Settles claims with these statuses, one millisecond apart, as one batch.
@@ -334,17 +334,16 @@ fn settle(client: &mut Client, claims: &[Row], statuses: &[i32]) {
     let ids: Vec<uuid::Uuid> = claims.iter().map(|row| row.get("event_id")).collect();
     let endpoints: Vec<i32> = claims.iter().map(|row| row.get("endpoint_id")).collect();
     let sequence: Vec<i64> = claims.iter().map(|row| row.get("claim_seq")).collect();
-    client
-        .query(
-            "SELECT webhook.settle(
+    engine::query(
+        client,
+        "SELECT webhook.settle(
                  array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(status), array_agg(NULL::text),
                  array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1),
                  array_agg(extract(epoch FROM clock_timestamp())::float8 + place / 1000.0))
              FROM unnest($1::uuid[], $2::int[], $3::bigint[], $4::int[]) WITH ORDINALITY
                  AS o (event_id, endpoint_id, claim_seq, status, place)",
-            &[&ids, &endpoints, &sequence, &statuses],
-        )
-        .unwrap();
+        &[&ids, &endpoints, &sequence, &statuses],
+    );
 }
 
 fn heard(client: &mut Client) -> Vec<Value> {

@@ -169,7 +169,7 @@ fn with_an_ordering_key_the_turn_passes_on() {
     let both = ", ordering_key => 'order-1'";
     let old = emit(&mut client, "order-1", both);
     assert_eq!(engine::claim_due(&database)[0].event, old);
-    database.execute("SELECT webhook.recover(2, '{}', '{}')");
+    database.execute_as_engine("SELECT webhook.recover(2, '{}', '{}')");
     let new = emit(&mut client, "order-1", both);
     assert_eq!(end_of(&database, old), "CANCELLED coalesced");
     assert_eq!(engine::claim_due(&database)[0].event, new);

@@ -158,7 +158,7 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
         assert_eq!(next(&database), [first]);
         settle(&database, first, 400);
         assert!(next(&database).is_empty(), "{repair}");
-        database.execute("SELECT webhook.keep_order()");
+        database.execute_as_engine("SELECT webhook.keep_order()");
         assert!(next(&database).is_empty(), "{repair}: still");
 
         let (sql, sent_again) = match repair {
@@ -224,7 +224,7 @@ fn a_lost_claim_keeps_its_turn() {
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     // Nobody holds the lock of instance 1.
-    database.execute("SELECT webhook.recover(2, '{}', '{}')");
+    database.execute_as_engine("SELECT webhook.recover(2, '{}', '{}')");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 200);
     assert_eq!(next(&database), [second]);
@@ -287,14 +287,14 @@ fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
     assert_eq!(next(&database), [first]);
     assert!(next(&database).is_empty());
     database.execute("SET session_replication_role = replica; DELETE FROM webhook.lane");
-    database.execute("SELECT webhook.keep_order()");
+    database.execute_as_engine("SELECT webhook.keep_order()");
     assert!(next(&database).is_empty(), "the first is in flight");
 
     database.execute(&format!(
         "SET session_replication_role = replica; DELETE FROM webhook.delivery_queue WHERE event_id = '{first}'"
     ));
     // What the worker calls once a minute.
-    database.execute("SELECT webhook.recover(1, '{}', '{}')");
+    database.execute_as_engine("SELECT webhook.recover(1, '{}', '{}')");
     assert_eq!(next(&database), [second]);
     settle(&database, second, 200);
     assert_eq!(next(&database), [third]);
@@ -376,7 +376,7 @@ fn what_was_parked_and_is_sent_again_by_hand_has_its_own_backoff() {
     write("PENDING");
     assert_eq!(next(&database), [second]);
     settle(&database, second, 500);
-    database.execute("SELECT webhook.keep_order()");
+    database.execute_as_engine("SELECT webhook.keep_order()");
     assert!(next(&database).is_empty(), "it is due in an hour");
 }
 
@@ -410,7 +410,7 @@ fn whoever_takes_a_delivery_out_of_its_order_lets_the_others_go_on() {
     take_out(second);
     assert_eq!(next(&database), [second], "nothing else holds it back");
     take_out(first);
-    database.execute("SELECT webhook.keep_order()");
+    database.execute_as_engine("SELECT webhook.keep_order()");
     assert_eq!(next(&database), [third]);
 }
 

@@ -356,7 +356,9 @@ fn each_preset_ends_in_failed_with_the_attempt_that_its_document_says() {
                           webhook.settle(ARRAY[c.event_id], ARRAY[c.endpoint_id], ARRAY[c.claim_seq], '{{NULL}}', '{{connect}}',
                                          '{{connection refused}}', '{{NULL}}', '{{NULL}}', '{{5}}', '{{0}}')"
                 );
+                execute(transaction, "SET LOCAL ROLE webhook_owner");
                 value::<i64>(transaction, &settle);
+                execute(transaction, "RESET ROLE");
                 let query = "SELECT status, attempts FROM webhook.delivery WHERE event_id = $1";
                 let row = transaction.query_one(query, &[&event]).unwrap();
                 let last = attempt > preset.delays.len();

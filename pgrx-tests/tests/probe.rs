@@ -98,7 +98,7 @@ fn a_probe_that_is_still_out_when_its_lease_ends_is_waited_for() {
 
     database.execute("UPDATE webhook.breaker SET probe_at = now()");
     assert_eq!(engine::claim_of(&mut client, 1, endpoint), []);
-    database.execute(&format!(
+    database.execute_as_engine(&format!(
         "SELECT webhook.release_lost('{{{}}}', '{{{endpoint}}}')",
         probe[0].event
     ));

@@ -366,7 +366,7 @@ fn the_outcome_of_a_test_stays_for_its_caller() {
     written
         .batch_execute(
             "SELECT past('SENT', '1 s'), past('FAILED', '1 s'), past('SENT', '2 min');
-             SET LOCAL webhook.engine = on;
+             SET LOCAL ROLE webhook_owner;
              UPDATE webhook.delivery SET event_type = 'webhook.test';
              SELECT past('SENT', '1 s'), past('FAILED', '1 s');
              SELECT webhook.expire(1000, NULL, NULL, NULL, NULL)",

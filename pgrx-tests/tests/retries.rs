@@ -422,9 +422,8 @@ fn a_forgotten_claim_goes_back_to_the_queue_and_one_in_flight_does_not() {
     receiver.wait_for_event(held);
     database.wait_until("SELECT claimed_at < now() - interval '2 s' FROM webhook.delivery WHERE event_type = 'held'");
 
-    database.execute(&format!(
-        "SET webhook.engine = on;
-         UPDATE webhook.delivery_queue
+    database.execute_as_engine(&format!(
+        "UPDATE webhook.delivery_queue
          SET status = 'SENDING', attempts = 1, claim_seq = 1, claimed_at = now() - interval '1 h',
              claimed_by = (SELECT claimed_by FROM webhook.delivery_queue WHERE event_id = '{held}')
          WHERE event_id = '{forgotten}'"

@@ -88,9 +88,11 @@ fn what_was_opened_and_closed_in_one_batch_is_told_with_its_reason() {
     // In one transaction: the worker tells too.
     let mut transaction = client.transaction().unwrap();
     engine::settle(&mut transaction, &batch);
-    let told = transaction
-        .query("SELECT message FROM webhook.raise_alerts()", &[])
-        .unwrap();
+    let told = engine::query(
+        &mut transaction,
+        "SELECT message FROM webhook.raise_alerts()",
+        &[],
+    );
     let told: Vec<Option<&str>> = told.iter().map(|row| row.get(0)).collect();
     assert_eq!(
         told,
