@@ -20,11 +20,12 @@ BEGIN
     IF NOT webhook.is_preloaded() THEN
         worker_state.state := 'not preloaded';
         worker_state.reason := 'add webhook to shared_preload_libraries in postgresql.conf and restart the server';
+    ELSIF to_regrole('webhook_owner') IS NULL THEN
+        worker_state.state := 'no worker';
+        worker_state.reason := 'role webhook_owner does not exist; ALTER ROLE .. RENAME TO webhook_owner gives it back its name';
     ELSIF coalesce(worker_state.state, 'no worker') = 'no worker' AND coalesce(worker_state.reason, '') = '' THEN
         worker_state.state := 'no worker';
         worker_state.reason := CASE WHEN pg_is_in_recovery() THEN 'this server is a standby; its primary delivers'
-                                    WHEN to_regrole('webhook_owner') IS NULL THEN
-                                        'role webhook_owner does not exist; ALTER ROLE .. RENAME TO webhook_owner gives it back its name'
                                     ELSE 'none has been started for this database yet; the log of the server may say why' END;
     ELSIF worker_state.state = 'running' AND foreign_count > 0 THEN
         worker_state.state := 'held';

@@ -143,11 +143,8 @@ fn decide<'a>(registry: &mut shmem::Registry, database: &'a Database) -> Decisio
         return Decision::LookAgainIn(pause - waited);
     }
     match &database.role {
-        // Nothing of ours is anywhere, or somebody has renamed the role.
-        None => {
-            slot.say(State::NoExtension, "");
-            Decision::Nothing
-        }
+        // Nothing of ours is anywhere yet, or somebody has renamed the role.
+        None => Decision::Nothing,
         Some(Err(problem)) => {
             let reason = Text::new(&format!("{}; {}", problem.what, problem.remedy));
             let is_news =
