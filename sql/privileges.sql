@@ -18,7 +18,8 @@ DECLARE
     called_by_views CONSTANT text[] := '{masked_url, latency_class_end}';
     called_by_procedures CONSTANT text[] := '{queue_test, end_test, begin_replay, replay_batch}';
     of_the_owner CONSTANT text[] :=
-        '{webhook_grant, grant_level, webhook_revoke, revoke_level, write_installation, recognise_installation}';
+        '{webhook_grant, grant_level, webhook_revoke, revoke_level, withdraw_grants, unsent, write_installation,
+          recognise_installation}';
     routines text[] := CASE level
         WHEN 'emit' THEN
             '{webhook_emit, emit, webhook_emit_many, emit_many, webhook_watch, watch, webhook_unwatch, unwatch, webhook_trigger,
@@ -138,5 +139,30 @@ BEGIN
                 USING DETAIL = 'There are other things than webhook''s in that schema.',
                       HINT = format('REVOKE USAGE ON SCHEMA %s FROM %s takes it away.', api.schema, grantee);
         END IF;
+    END IF;
+END $$;
+
+-- What is asked before the extension is dropped (src/uninstall.rs).
+CREATE FUNCTION webhook.unsent() RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN (SELECT count(*) FROM webhook.delivery_queue);
+
+-- The rights that would outlive the extension, and keep roles from being dropped: USAGE on a schema of ours alone, and CONNECT.
+CREATE FUNCTION webhook.withdraw_grants() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    grantee regrole;
+BEGIN
+    FOR grantee IN
+        SELECT DISTINCT a.grantee FROM webhook.api_schema() api
+        JOIN pg_namespace n ON n.oid = api.schema
+        CROSS JOIN aclexplode(n.nspacl) a
+        WHERE api.is_ours_alone AND a.privilege_type = 'USAGE' AND a.grantee NOT IN (0, n.nspowner)
+    LOOP
+        EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', (SELECT api.schema FROM webhook.api_schema() api), grantee);
+    END LOOP;
+    IF EXISTS (SELECT FROM pg_database d, aclexplode(d.datacl) a
+               WHERE d.datname = current_database() AND a.grantee = to_regrole('webhook_owner')) THEN
+        EXECUTE format('REVOKE CONNECT ON DATABASE %I FROM webhook_owner', current_database());
     END IF;
 END $$;

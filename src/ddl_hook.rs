@@ -7,6 +7,7 @@
 
 use crate::pg_compat;
 use crate::shmem;
+use crate::uninstall;
 use crate::wake;
 use pgrx::pg_sys::panic::pgrx_extern_c_guard;
 use pgrx::prelude::*;
@@ -119,6 +120,7 @@ unsafe fn before(node: *mut pg_sys::Node) {
         if let Some(database) = database {
             wait_until_worker_leaves(database);
         }
+        uninstall::before(node);
     }
 }
 

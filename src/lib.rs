@@ -14,6 +14,7 @@ mod schema;
 mod settings;
 mod shmem;
 mod store;
+mod uninstall;
 mod wake;
 mod worker;
 

@@ -2,6 +2,7 @@
 //! `upkeep` those of every few seconds.
 
 mod queue;
+mod uninstall;
 mod upkeep;
 
 use pgrx::PgTryBuilder;
@@ -16,6 +17,7 @@ use std::thread::LocalKey;
 use webhook_delivery::Key;
 
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
+pub use uninstall::{needs_schema, unsent, withdraw_grants};
 pub use upkeep::{
     Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
     expire_tally, expire_waiting, find_extension, foreign_endpoints, is_without_site,

@@ -418,6 +418,7 @@ fn a_probe_may_find_the_endpoint_gone() {
 fn record_transitions(database: &Database) {
     database.execute(
         "CREATE TABLE transition (id serial, state text, failures int, trips int, cooldown interval);
+         GRANT INSERT ON transition TO webhook_owner; GRANT USAGE ON SEQUENCE transition_id_seq TO webhook_owner;
          CREATE FUNCTION record_transition() RETURNS trigger LANGUAGE plpgsql AS $$
          BEGIN
              INSERT INTO public.transition (state, failures, trips, cooldown)

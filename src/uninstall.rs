@@ -1,0 +1,65 @@
+//! Dropping the extension: says what is lost with it, and takes back the rights that would outlive it.
+//!
+//! Here and not when the server drops it: by then its tables are gone.
+
+use crate::notice;
+use crate::owner;
+use crate::store;
+use pgrx::prelude::*;
+use pgrx::{PgList, is_a};
+use std::ffi::CStr;
+
+/// # Safety
+/// `node` is a command that is about to be executed, in a transaction.
+pub unsafe fn before(node: *mut pg_sys::Node) {
+    // SAFETY: as promised.
+    let may_drop_it = unsafe {
+        is_a(node, pg_sys::NodeTag::T_DropStmt)
+            && pg_sys::get_extension_oid(c"webhook".as_ptr(), true) != pg_sys::InvalidOid
+    };
+    if !may_drop_it || owner::find().is_none() {
+        return;
+    }
+    // SAFETY: the cast follows the tag.
+    let drop = unsafe { &*node.cast::<pg_sys::DropStmt>() };
+    let is_extension = drop.removeType == pg_sys::ObjectType::OBJECT_EXTENSION;
+    let is_cascade = drop.removeType == pg_sys::ObjectType::OBJECT_SCHEMA
+        && drop.behavior == pg_sys::DropBehavior::DROP_CASCADE;
+    if !is_extension && !is_cascade {
+        return;
+    }
+    // SAFETY: schemas and extensions are named by strings.
+    let names = unsafe { names(drop.objects) };
+    let lost = owner::with_rights(|| {
+        let is_ours = if is_extension {
+            names.iter().any(|name| name == "webhook")
+        } else {
+            store::needs_schema(names)
+        };
+        is_ours.then(store::unsent).flatten()
+    });
+    let Some(unsent) = lost else { return };
+    if unsent > 0 {
+        notice::warn(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            format!("{unsent} deliveries were not sent yet and are dropped with the extension"),
+            "Roll back, and wait until SELECT queued FROM webhook_status() says 0, to have them sent first.",
+        );
+    }
+    // SAFETY: a plain question. Nobody else could have given those rights.
+    if unsafe { pg_sys::superuser() } {
+        store::withdraw_grants();
+    }
+}
+
+/// # Safety
+/// The list is one of string nodes.
+unsafe fn names(objects: *mut pg_sys::List) -> Vec<String> {
+    // SAFETY: as promised.
+    unsafe {
+        PgList::<pg_sys::String>::from_pg(objects)
+            .iter_ptr()
+            .map(|name| CStr::from_ptr((*name).sval).to_string_lossy().into_owned())
+            .collect()
+    }
+}
