@@ -32,11 +32,6 @@ CREATE FUNCTION @extschema@.webhook_rotate_secret(
     LANGUAGE sql
     RETURN webhook.rotate_secret(name, overlap, secret);
 
-CREATE FUNCTION @extschema@.webhook_verify(
-    body bytea, headers jsonb, secret text, tolerance interval DEFAULT '5 min') RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN webhook.verify(body, headers, secret, tolerance);
-
 CREATE FUNCTION @extschema@.webhook_emit(
     event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
     ordering_key text DEFAULT NULL, coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,

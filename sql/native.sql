@@ -45,11 +45,6 @@ CREATE FUNCTION webhook.render_request(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
--- Whether one of the signatures is that of the message; takes as long whatever they are.
-CREATE FUNCTION webhook.is_signed(secret text, id text, sent_at text, signatures text, body bytea) RETURNS boolean
-    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'is_signed_wrapper';
-
 -- A row of a table as to_jsonb() makes it, but with the rights of the table's owner: a type may have a cast to JSON, and
 -- that is the owner's code. The columns that nobody needs are null, whatever they have: they are not read.
 CREATE FUNCTION webhook.row_as_json(table_row anyelement, table_oid oid, unneeded text[]) RETURNS jsonb

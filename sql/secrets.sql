@@ -1,4 +1,4 @@
--- Signing secrets: made, checked, rotated; and signatures verified, for receivers that are PostgreSQL themselves.
+-- Signing secrets: made, checked, rotated.
 
 -- The message never contains the secret.
 CREATE FUNCTION webhook.require_secret(secret text) RETURNS void
@@ -71,25 +71,4 @@ BEGIN
         INSERT INTO webhook.secret (endpoint_id, secret, created_at) VALUES (rotated_id, new_secret, clock_timestamp());
     END IF;
     RETURN new_secret;
-END $$;
-
--- Whether a request that was received is signed with that secret, and not longer ago (or ahead of the clock) than the
--- tolerance. The names of the headers may be in any case. What is missing or garbled is false; only a secret that is none
--- is an error.
-CREATE FUNCTION webhook.verify(body bytea, headers jsonb, secret text, tolerance interval) RETURNS boolean
-    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    id text;
-    sent_at text;
-    signatures text;
-BEGIN
-    PERFORM webhook.require_secret(secret);
-    SELECT max(h.value) FILTER (WHERE lower(h.key) = 'webhook-id'), max(h.value) FILTER (WHERE lower(h.key) = 'webhook-timestamp'),
-           max(h.value) FILTER (WHERE lower(h.key) = 'webhook-signature')
-    INTO id, sent_at, signatures
-    FROM jsonb_each_text(CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{}' END) h;
-    RETURN coalesce(
-        sent_at ~ '^[0-9]{1,12}$'
-        AND abs(extract(epoch FROM clock_timestamp()) - sent_at::numeric) <= extract(epoch FROM tolerance)
-        AND webhook.is_signed(secret, id, sent_at, signatures, body), false);
 END $$;

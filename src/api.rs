@@ -48,11 +48,6 @@ fn require_safe_owner() {
 }
 
 #[pg_extern(sql = false)]
-fn is_signed(secret: &str, id: &str, sent_at: &str, signatures: &str, body: &[u8]) -> bool {
-    webhook_delivery::signing::verify(secret, id, sent_at, signatures, body)
-}
-
-#[pg_extern(sql = false)]
 fn url_problem(url: &str) -> Option<String> {
     settings::network().judge_url(url).err()
 }

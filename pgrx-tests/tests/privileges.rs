@@ -220,7 +220,6 @@ fn every_function_that_people_call_has_its_levels() {
         ("webhook_test", OPERATE),
         ("webhook_trigger", EMIT),
         ("webhook_unwatch", EMIT),
-        ("webhook_verify", ADMIN),
         ("webhook_watch", EMIT),
         ("webhook_why", READ),
     ];

@@ -132,7 +132,6 @@ fn security_definer_functions_are_only_those_we_know() {
             "public.webhook_resume",
             "public.webhook_status",
             "public.webhook_trigger",
-            "public.webhook_verify",
             "public.webhook_why",
             // What the procedures of operators are made of, and triggers, which have to work for whoever may write the table.
             "webhook.begin_replay",
