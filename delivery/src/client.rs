@@ -182,14 +182,16 @@ fn read(response: http::Response<Body>) -> Response {
     }
 }
 
-/// Seconds, or a date in one of the three forms that HTTP allows. What is past or absurd asks for nothing.
+/// Seconds, or a date in one of the three forms that HTTP allows. What is past asks for nothing, and whoever asks for more
+/// than can be counted for the longest wait there is.
 fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
-    if retry_after.bytes().all(|c| c.is_ascii_digit()) {
-        let seconds: u32 = retry_after.parse().ok()?;
-        return Some(Duration::from_secs(seconds.into()));
+    let longest = Duration::from_secs(u32::MAX.into());
+    if !retry_after.is_empty() && retry_after.bytes().all(|c| c.is_ascii_digit()) {
+        let seconds = retry_after.parse().map(Duration::from_secs);
+        return Some(seconds.map_or(longest, |wait| wait.min(longest)));
     }
     let date = httpdate::parse_http_date(retry_after).ok()?;
-    date.duration_since(now).ok()
+    Some(date.duration_since(now).ok()?.min(longest))
 }
 
 fn excerpt(body: &[u8]) -> String {
