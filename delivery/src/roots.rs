@@ -1,6 +1,9 @@
 //! Which certificate authorities are trusted: the system's, and those of a file in addition.
 
 use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustls::RootCertStore;
@@ -24,7 +27,16 @@ impl Roots {
 
     fn add_file(&mut self, path: &Path) -> Result<(), String> {
         let wrong = |what: &dyn Display| format!("\"{}\": {what}", path.display());
-        let pem = std::fs::read(path).map_err(|error| wrong(&error))?;
+        let mut file = File::open(path).map_err(|error| wrong(&error))?;
+        // Whoever writes the file says whom we trust. Asked of the file that is read, whatever the path leads to by then.
+        let mode = file.metadata().map_err(|error| wrong(&error))?.mode();
+        if mode & 0o002 != 0 {
+            return Err(wrong(
+                &"everybody may write the file; take that away with chmod o-w",
+            ));
+        }
+        let mut pem = Vec::new();
+        file.read_to_end(&mut pem).map_err(|error| wrong(&error))?;
         let known = self.0.len();
         for certificate in CertificateDer::pem_slice_iter(&pem) {
             let number = self.0.len() - known + 1;
@@ -55,6 +67,7 @@ impl Roots {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -78,6 +91,24 @@ mod tests {
     fn every_certificate_of_the_file_is_trusted_in_addition() {
         let file = format!("# our own\n{}\n{}", certificate(), certificate());
         assert_eq!(load("two.pem", &file), Ok(2));
+    }
+
+    #[test]
+    fn a_file_that_everybody_may_write_is_refused() {
+        let path = std::env::temp_dir().join(format!("webhook-root-{}.pem", std::process::id()));
+        fs::write(&path, certificate()).unwrap();
+        let load = |mode| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Roots::default().add_file(&path)
+        };
+        let trusted = [0o600, 0o644, 0o664].map(load);
+        let refused = [0o666, 0o646, 0o602].map(load);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(trusted, [Ok(()), Ok(()), Ok(())]);
+        for result in refused {
+            let error = result.unwrap_err();
+            assert!(error.ends_with("take that away with chmod o-w"), "{error}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -216,12 +217,22 @@ fn a_ca_file_is_trusted_from_the_reload_that_names_it_and_as_long_as_it_can_be_r
     database.wait_for_status(event, "SENT");
 
     let file = cluster.data_directory().join("receivers.pem");
-    fs::write(file, "not PEM any more").unwrap();
+    let everybody = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(&file, everybody).unwrap();
+    fs::write(&file, Authority::named("a stranger").pem).unwrap();
     reload(&mut cluster, &database);
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
     let complaints = worker::complaints(&cluster, worker).join("\n");
-    assert!(complaints.contains("receivers.pem"), "{complaints}");
+    assert!(complaints.contains("chmod o-w"), "{complaints}");
+
+    fs::write(&file, "not PEM any more").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    reload(&mut cluster, &database);
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    let complaints = worker::complaints(&cluster, worker).join("\n");
+    assert!(complaints.contains("no certificate in PEM"), "{complaints}");
 
     cluster.configure("webhook.ca_file = ''");
     reload(&mut cluster, &database);
