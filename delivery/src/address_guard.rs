@@ -3,7 +3,8 @@
 //!
 //! `deny_networks` beats `allow_networks`, which beats what is forbidden as installed: the special-purpose
 //! ranges and this host's own addresses. One forbidden address of a name forbids them all. An address that
-//! only stands for an IPv4 address (mapped, NAT64) is judged as that one; to deny it, either form will do.
+//! only stands for an IPv4 address (mapped, NAT64) is judged as that one, and a network of them is read as that of the
+//! IPv4 addresses.
 
 mod literal;
 mod own;
@@ -52,10 +53,20 @@ impl Network {
             let uri = parse_url(url)?;
             match literal(uri.host().unwrap_or_default()) {
                 Some(address) => self.judge(&uri, &[address]),
-                None => self.judge_without_address(&uri),
+                None => self.judge_name(&uri),
             }
         };
         judge().map_err(|failure: Failure| failure.message)
+    }
+
+    fn judge_name(&self, uri: &Uri) -> Result<(), Failure> {
+        self.judge_without_address(uri)?;
+        if self.require_https == RequireHttps::Public && !is_https(uri) && self.allow.is_empty() {
+            return Err(blocked(
+                "plain http is forbidden by webhook.require_https outside webhook.allow_networks, which is empty",
+            ));
+        }
+        Ok(())
     }
 
     fn judge_without_address(&self, uri: &Uri) -> Result<(), Failure> {

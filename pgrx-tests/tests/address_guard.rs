@@ -95,13 +95,21 @@ fn ports_and_plain_http_are_judged_at_registration_too() {
     for url in ["https://example.com:22/", "https://example.com:1023/"] {
         assert_names(&database.refusal(&add(url)), "webhook.allow_ports");
     }
+    for url in ["http://1.1.1.1/", "http://example.com/"] {
+        for setting in ["webhook.require_https", "webhook.allow_networks"] {
+            assert_names(&database.refusal(&add(url)), setting);
+        }
+    }
+    database.add_endpoint("public", "https://1.1.1.1:1024/");
+
     // Of a name it is not known yet whether it is one of an allowed network.
+    cluster.configure("webhook.allow_networks = '192.0.2.0/24'");
+    cluster.reload();
+    database.add_endpoint("name", "http://example.com/");
     assert_names(
         &database.refusal(&add("http://1.1.1.1/")),
         "webhook.require_https",
     );
-    database.add_endpoint("public", "https://1.1.1.1:1024/");
-    database.add_endpoint("name", "http://example.com/");
 
     cluster.configure("webhook.require_https = on");
     cluster.reload();
@@ -124,7 +132,10 @@ fn ports_and_plain_http_are_judged_at_registration_too() {
 
 #[test]
 fn a_name_of_this_host_is_blocked_until_a_reload_allows_it() {
-    let cluster = as_installed();
+    let mut cluster = as_installed();
+    // Plain http is not accepted where it could never be sent.
+    cluster.configure("webhook.allow_networks = '192.0.2.0/24'");
+    cluster.reload();
     let database = cluster.database("named");
     let receiver = Receiver::start();
     let url = format!("http://localhost:{}/orders", receiver.port());
@@ -168,6 +179,10 @@ fn every_request_is_judged_by_the_settings_of_its_moment() {
             "webhook.deny_networks = '127.0.0.1'",
             "webhook.deny_networks",
         ),
+        (
+            "webhook.deny_networks = '::ffff:127.0.0.0/120'",
+            "webhook.deny_networks",
+        ),
         ("webhook.allow_networks = '::1'", "webhook.allow_networks"),
         ("webhook.allow_ports = '80, 443'", "webhook.allow_ports"),
         ("webhook.require_https = on", "webhook.require_https"),
@@ -207,6 +222,7 @@ fn a_setting_that_makes_no_sense_is_refused_and_the_old_one_kept() {
         ),
         ("allow_networks", "10.0.0.1/8", "the network is 10.0.0.0/8"),
         ("deny_networks", "10.0.0.0/33", "\"10.0.0.0/33\""),
+        ("deny_networks", "::fffe:0:0/95", "wider than ::ffff:0:0/96"),
         ("deny_networks", "10.0.0.0/8,,::1", "between two commas"),
         ("allow_ports", "", "is not a port"),
         ("allow_ports", "0", "\"0\" is not a port"),

@@ -1,16 +1,22 @@
 //! Networks and ports as an administrator writes them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
+
+use super::ranges;
 
 /// `10.0.0.0/8, fd00::/8, 192.0.2.7`; none, if the text is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks(Vec<IpNet>);
 
 impl Networks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn contain(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))
     }
@@ -35,7 +41,7 @@ fn network(item: &str) -> Result<IpNet, String> {
         return Err("between two commas there is no network".into());
     }
     if let Ok(address) = item.parse::<IpAddr>() {
-        return Ok(address.into());
+        return Ok(ranges::unwrapped(address).into());
     }
     let network: IpNet = item.parse().map_err(|_| {
         format!("\"{item}\" is not an address or a network such as 10.0.0.0/8 or fd00::/8")
@@ -46,7 +52,30 @@ fn network(item: &str) -> Result<IpNet, String> {
             "\"{item}\" has bits to the right of its mask: the network is {truncated}"
         ));
     }
-    Ok(network)
+    as_ipv4(item, network)
+}
+
+/// Addresses are judged as the IPv4 addresses that they stand for, so networks of such addresses become IPv4 networks too.
+/// All of NAT64 stays as it is written: it names the translator.
+fn as_ipv4(item: &str, network: IpNet) -> Result<IpNet, String> {
+    let IpNet::V6(v6) = network else {
+        return Ok(network);
+    };
+    let (first, length) = (v6.network(), v6.prefix_len());
+    let is_mapped = first.to_ipv4_mapped().is_some();
+    match ranges::unwrapped(IpAddr::V6(first)) {
+        IpAddr::V4(meant) if length > 96 || (length == 96 && is_mapped) => {
+            let network = Ipv4Net::new(meant, length - 96).expect("at most 32 bits");
+            Ok(IpNet::V4(network))
+        }
+        // Of a wider network the first 80 bits are 0 as well: nothing else is in it that anybody could mean.
+        _ if (81..96).contains(&length) && v6.contains(&Ipv4Addr::UNSPECIFIED.to_ipv6_mapped()) => {
+            Err(format!(
+                "\"{item}\" is wider than ::ffff:0:0/96, the IPv4 addresses mapped to IPv6: write IPv4 networks"
+            ))
+        }
+        _ => Ok(network),
+    }
 }
 
 /// `80, 443, 1024-65535`

@@ -157,6 +157,49 @@ fn allowing_all_of_ipv6_does_not_open_the_ipv4_addresses_that_it_can_stand_for()
 }
 
 #[test]
+fn a_network_of_addresses_that_stand_for_ipv4_addresses_is_that_of_those() {
+    for (text, meant) in [
+        ("::ffff:8.8.8.0/120", "8.8.8.0/24"),
+        ("::ffff:808:800/120", "8.8.8.0/24"),
+        ("::ffff:8.8.8.8", "8.8.8.8"),
+        ("::ffff:0:0/96", "0.0.0.0/0"),
+        ("64:ff9b::8.8.8.0/120", "8.8.8.0/24"),
+        ("64:ff9b::8.8.8.8", "8.8.8.8"),
+    ] {
+        assert_eq!(networks(text), networks(meant), "{text}");
+    }
+    let denied = Network {
+        deny: networks("::ffff:8.8.8.0/120"),
+        ..Network::default()
+    };
+    let allowed = Network {
+        allow: networks("::ffff:10.0.0.0/104"),
+        ..Network::default()
+    };
+    for form in ["", "::ffff:", "64:ff9b::"] {
+        let inside = verdict(&denied, &format!("{form}8.8.8.8"));
+        assert!(inside.unwrap_err().ends_with("is in webhook.deny_networks"));
+        assert_eq!(verdict(&denied, &format!("{form}8.8.9.8")), Ok(()));
+        assert_eq!(verdict(&allowed, &format!("{form}10.1.2.3")), Ok(()));
+        assert!(verdict(&allowed, &format!("{form}127.0.0.1")).is_err());
+    }
+    for wider in ["::fffe:0:0/95", "::8000:0:0/81"] {
+        assert_eq!(
+            wider.parse::<Networks>(),
+            Err(format!(
+                "\"{wider}\" is wider than ::ffff:0:0/96, the IPv4 addresses mapped to IPv6: write IPv4 networks"
+            ))
+        );
+    }
+    for ipv6 in ["::/0", "::/80", "::/96", "64:ff9b::/96", "::fffe:0:0/96"] {
+        assert_eq!(
+            format!("{:?}", networks(ipv6)),
+            format!("Networks([{ipv6}])")
+        );
+    }
+}
+
+#[test]
 fn the_addresses_of_this_host_are_forbidden_too_unless_allowed() {
     // A host that has no public address of its own shows at least that nothing is missed.
     for interface in if_addrs::get_if_addrs().unwrap() {
@@ -213,11 +256,7 @@ fn literals_are_judged_at_registration_in_every_spelling() {
 #[test]
 fn a_name_is_judged_by_scheme_and_port_and_not_looked_up() {
     let network = Network::default();
-    for url in [
-        "https://localhost/",
-        "http://nobody.invalid/",
-        "https://a.invalid:8443/x",
-    ] {
+    for url in ["https://localhost/", "https://a.invalid:8443/x"] {
         assert_eq!(network.judge_url(url), Ok(()));
     }
     for port in [1, 22, 25, 79, 81, 1023] {
@@ -247,6 +286,8 @@ fn plain_http_is_for_the_allowed_networks_unless_it_is_off() {
         ..Network::default()
     };
     assert_eq!(network.judge_url("http://10.0.0.1/"), Ok(()));
+    // It may be a name of an allowed address.
+    assert_eq!(network.judge_url("http://a.invalid/"), Ok(()));
     assert_eq!(network.judge_url("http://[::ffff:10.0.0.1]/"), Ok(()));
     assert_eq!(
         refused(&network, "http://8.8.8.8/"),
@@ -261,6 +302,19 @@ fn plain_http_is_for_the_allowed_networks_unless_it_is_off() {
     network.require_https = RequireHttps::Off;
     assert_eq!(network.judge_url("http://8.8.8.8/"), Ok(()));
     assert_eq!(network.judge(&uri, &mixed), Ok(()));
+}
+
+#[test]
+fn plain_http_is_refused_at_registration_where_it_can_never_be_sent() {
+    let mut network = Network::default();
+    for url in ["http://a.invalid/", "HTTP://localhost:8080/"] {
+        assert_eq!(
+            refused(&network, url),
+            "plain http is forbidden by webhook.require_https outside webhook.allow_networks, which is empty"
+        );
+    }
+    network.require_https = RequireHttps::Off;
+    assert_eq!(network.judge_url("http://a.invalid/"), Ok(()));
 }
 
 #[test]
