@@ -5,7 +5,8 @@
 -- trouble with telling must not keep deliveries back. The rows go with the telling, so each is told once.
 --
 -- An alert is told three times: a NOTIFY on webhook_alert, a WARNING in the log, and an event to the endpoints that
--- subscribe to webhook.* by name. Never in a loop: an endpoint gets no event about itself, and the delivery of an event of
+-- subscribe to webhook.* by name. Every role may LISTEN, so the NOTIFY says what happened to which number, and nothing that
+-- the application has given us; those who may read look the number up. Never in a loop: an endpoint gets no event about itself, and the delivery of an event of
 -- ours, whatever becomes of it, causes no other one. That it failed is no alert at all; that it opened a breaker is told by
 -- NOTIFY and in the log.
 
@@ -57,11 +58,9 @@ BEGIN
         END IF;
 
         -- With its id: of two that are alike in all else the server would send one.
-        payload := jsonb_build_object('id', alert.id, 'type', event_type) || payload;
-        IF octet_length(payload::text) >= 8000 THEN
-            payload := payload - 'metadata';
-        END IF;
-        PERFORM pg_notify('webhook_alert', payload::text);
+        PERFORM pg_notify('webhook_alert', jsonb_strip_nulls(jsonb_build_object(
+            'id', alert.id, 'type', event_type, 'endpoint_id', (alert.endpoint).id, 'deliveries', payload -> 'deliveries',
+            'at', alert.raised_at))::text);
 
         message := format('webhook endpoint "%s" ', (alert.endpoint).name) || CASE alert.kind
             WHEN 'degraded' THEN format('keeps failing: %s', alert.reason)

@@ -133,8 +133,11 @@ impl Listener {
     /// The kinds of alerts about an endpoint, in the order of their telling.
     #[track_caller]
     pub fn kinds(&mut self, database: &Database, name: &str) -> Vec<String> {
+        let id: i32 = database.query_one_value(&format!(
+            "SELECT id FROM webhook.endpoint WHERE name = '{name}'"
+        ));
         (self.alerts(database).iter())
-            .filter(|alert| alert["endpoint"] == name)
+            .filter(|alert| alert["endpoint_id"] == id)
             .map(|alert| kind(&alert["type"]))
             .collect()
     }
