@@ -1,20 +1,36 @@
 -- Recovery: a claim whose worker is gone, or has forgotten it, goes back to the queue.
 
--- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session.
+-- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session. Anybody may have locked a
+-- number, or many: the next one does as well. The tries are bounded; the next worker goes on with the numbers after them.
 CREATE FUNCTION webhook.begin_instance() RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    most_tries CONSTANT int := 20000;
     instance int;
 BEGIN
-    LOOP
+    FOR try IN 1..most_tries LOOP
         instance := nextval('webhook.worker_instance');
-        EXIT WHEN pg_try_advisory_lock(webhook.instance_lock(), instance);
+        IF pg_try_advisory_lock(webhook.instance_lock(), instance) THEN
+            RETURN instance;
+        END IF;
     END LOOP;
-    RETURN instance;
+    RAISE EXCEPTION 'somebody has locked the numbers of the next % workers', most_tries USING ERRCODE = 'lock_not_available',
+        HINT = format('SELECT pid FROM pg_locks WHERE locktype = ''advisory'' AND classid = %s shows who.', webhook.instance_lock());
 END $$;
 
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
 CREATE FUNCTION webhook.instance_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
+
+-- Whether the run of a worker with this number still goes on. Anybody may take any advisory lock, so one counts only where
+-- its holder has logged in as the owner of our tables, as workers do and no client can.
+CREATE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN EXISTS (SELECT FROM pg_locks l
+                   JOIN pg_stat_activity a ON a.pid = l.pid
+                   WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                     AND l.classid = webhook.instance_lock()::oid AND l.objid = instance::oid
+                     AND a.usesysid = (SELECT c.relowner FROM pg_class c WHERE c.oid = 'webhook.delivery'::regclass));
 
 -- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
 -- left the delivery has failed. Says how many of the rows somebody has locked.
@@ -60,10 +76,12 @@ DECLARE
     lost_event_ids uuid[];
     lost_endpoint_ids int[];
 BEGIN
+    -- Who is there is seen as of the first look in a transaction: not as of one before the claims were read.
+    PERFORM pg_stat_clear_snapshot();
     SELECT array_agg(other.claimed_by) INTO dead_instances
     FROM (SELECT DISTINCT q.claimed_by FROM webhook.delivery_queue q
           WHERE q.status = 'SENDING' AND q.claimed_by <> instance) other
-    WHERE pg_try_advisory_xact_lock(webhook.instance_lock(), other.claimed_by);
+    WHERE NOT webhook.is_instance_alive(other.claimed_by);
 
     SELECT coalesce(array_agg(q.event_id), '{}'), coalesce(array_agg(q.endpoint_id), '{}')
     INTO lost_event_ids, lost_endpoint_ids

@@ -60,14 +60,6 @@ EXCEPTION WHEN OTHERS THEN
     RETURN format('its filter, %s, fails: %s', filter, SQLERRM);
 END $$;
 
--- Whether the run of a worker with this number still goes on: it holds a lock on it.
-CREATE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN EXISTS (SELECT FROM pg_locks l
-                   WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
-                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-                     AND l.classid = webhook.instance_lock()::oid AND l.objid = instance::oid);
-
 -- What may have become of an event that is not here. An id of ours tells when it was made.
 CREATE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

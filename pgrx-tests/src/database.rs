@@ -15,7 +15,7 @@ use crate::wait;
 /// Fails in milliseconds what the default policy fails in days, without a breaker.
 const FAST_POLICY: &str = "
     INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, failure_threshold)
-    VALUES ('fast', 3, 'fixed', '20 ms', 0, 0, 0)";
+    VALUES ('fast', 3, 'fixed', '100 ms', 0, 0, 0)";
 
 /// Holds no connection between calls: an idle one would block DROP DATABASE and TEMPLATE copies.
 pub struct Database {
@@ -64,6 +64,14 @@ impl Database {
         connect(&self.config)
     }
 
+    /// The same, logged in as another role.
+    #[track_caller]
+    pub fn connect_as(&self, role: &str) -> Client {
+        let mut config = self.config.clone();
+        config.user(role);
+        connect(&config)
+    }
+
     /// The same, and every notice of the server is handed on.
     #[track_caller]
     pub fn connect_noticing(&self, on_notice: impl Fn(DbError) + Send + Sync + 'static) -> Client {
@@ -104,7 +112,7 @@ impl Database {
         wait::until_true(sql, || query_one_value(&mut client, sql));
     }
 
-    /// Creates the extension and the policy `fast`: three attempts, 20 ms apart.
+    /// Creates the extension and the policy `fast`: three attempts, 100 ms apart.
     pub fn create_extension(&self) {
         self.execute("CREATE EXTENSION webhook");
         self.execute(FAST_POLICY);

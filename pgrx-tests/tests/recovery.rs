@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use uuid::Uuid;
+use webhook_e2e::engine;
 use webhook_e2e::{Answer, Cluster, Database, Receiver, Request, wait, worker};
 
 #[test]
@@ -66,6 +67,79 @@ fn claims_of_a_killed_worker_are_resent_with_the_same_id() {
     database.wait_for_status(event, "SENT");
     assert_eq!(attempts(&database, event), 2);
     assert_eq!(receiver.request_count(), 2);
+}
+
+/// A login of its own, that may do nothing but connect. It goes with its database.
+fn stranger(database: &Database) -> postgres::Client {
+    let role = format!("{}_stranger", database.name());
+    database.execute(&format!("CREATE ROLE {role} LOGIN"));
+    database.connect_as(&role)
+}
+
+#[test]
+fn a_lock_that_anybody_can_take_keeps_no_claim_from_recovery() {
+    let cluster = engine::idle_cluster();
+    let database = cluster.database("forged");
+    let endpoint = engine::add_endpoint(&database);
+    let event = database.emit("order.created", json!({}));
+    let mut worker = database.connect();
+    let claims = engine::claim_of(&mut worker, 1_000_000, endpoint);
+    assert_eq!(claims.len(), 1);
+    let mut stranger = stranger(&database);
+    stranger
+        .batch_execute("SELECT pg_advisory_lock(2003133032, 1000000)")
+        .unwrap();
+    let told: Vec<String> = (database.connect())
+        .query("SELECT webhook_why($1)", &[&event])
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert!(
+        told.iter().any(|s| s.contains("its worker is gone")),
+        "{told:?}"
+    );
+    let recover = "SELECT released FROM webhook.recover(1000001, '{}', '{}')";
+    let released: i64 = engine::query(&mut worker, recover, &[])[0].get(0);
+    assert_eq!(released, 1);
+    assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
+}
+
+#[test]
+fn the_claims_of_a_worker_that_lives_are_its_own() {
+    let database = Cluster::shared().database("alive");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(1);
+    let recover = "SELECT released FROM webhook.recover(2147483647, '{}', '{}')";
+    let released: i64 = engine::query(&mut database.connect(), recover, &[])[0].get(0);
+    assert_eq!(released, 0);
+    receiver.release("/orders");
+    database.wait_for_status(event, "SENT");
+    assert_eq!(receiver.request_count(), 1);
+}
+
+#[test]
+fn whoever_locks_the_numbers_of_the_next_workers_stops_none_of_them() {
+    let database = Cluster::shared().database("squatted");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = worker::pid(&database);
+    let next: i64 = database.query_one_value("SELECT last_value FROM webhook.worker_instance");
+    let mut stranger = stranger(&database);
+    stranger
+        .batch_execute(&format!(
+            "SELECT count(pg_advisory_lock(2003133032, n)) FROM generate_series({next} + 1, {next} + 2000) n"
+        ))
+        .unwrap();
+    worker::terminate(&database, first);
+    worker::successor(&database, first);
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    let now: i64 = database.query_one_value("SELECT last_value FROM webhook.worker_instance");
+    assert!(now > next + 2000, "{now}");
 }
 
 #[test]
