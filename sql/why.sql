@@ -1,6 +1,20 @@
 -- Why: the share of every endpoint in an event, in plain sentences. No URL, header or secret is in them, nor in the
 -- errors that they quote. A NULL within format() is nothing: that is how the optional parts of a sentence are left out.
 
+-- Errors, names and keys come from outside and end up in terminals: what could act there, or turn the direction of the text,
+-- is shown by its code point.
+CREATE FUNCTION webhook.printable(value text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
+BEGIN
+    IF value !~ unprintable THEN
+        RETURN value;
+    END IF;
+    RETURN string_agg(CASE WHEN c ~ unprintable THEN format(E'\\u%s', lpad(to_hex(ascii(c)), 4, '0')) ELSE c END, '' ORDER BY place)
+    FROM string_to_table(value, NULL) WITH ORDINALITY AS t (c, place);
+END $$;
+
 CREATE FUNCTION webhook.time_in_words(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE WHEN isfinite(instant) THEN to_char(instant, 'YYYY-MM-DD HH24:MI:SSOF') ELSE instant::text END;
@@ -394,7 +408,8 @@ BEGIN
     SELECT * INTO v FROM webhook.event x WHERE x.id = asked_event_id;
     IF v.id IS NOT NULL THEN
         RETURN NEXT format('Event %s is of type %s, %s, and was emitted at %s, %s ago.', v.id, v.event_type,
-                           CASE WHEN v.tenant IS NULL THEN 'without a tenant' ELSE format('of tenant "%s"', v.tenant) END,
+                           CASE WHEN v.tenant IS NULL THEN 'without a tenant'
+                                ELSE format('of tenant "%s"', webhook.printable(v.tenant)) END,
                            webhook.time_in_words(v.created_at), webhook.span_in_words(now() - v.created_at));
         IF v.redacted_at IS NOT NULL THEN
             RETURN NEXT format('Its payload was redacted at %s; it cannot be sent any more.', webhook.time_in_words(v.redacted_at));
@@ -402,10 +417,10 @@ BEGIN
     ELSIF EXISTS (SELECT FROM webhook.delivery x WHERE x.event_id = asked_event_id) THEN
         RETURN NEXT format('Event %s is gone from webhook.event and cannot be sent any more; its deliveries are still here.', asked_event_id);
     ELSE
-        RETURN QUERY SELECT x FROM webhook.why_no_event(asked_event_id) AS x;
+        RETURN QUERY SELECT webhook.printable(x) FROM webhook.why_no_event(asked_event_id) AS x;
         RETURN;
     END IF;
-    RETURN QUERY SELECT x FROM webhook.why_server() AS x;
+    RETURN QUERY SELECT webhook.printable(x) FROM webhook.why_server() AS x;
 
     FOR d IN
         SELECT x.* FROM webhook.delivery x
@@ -416,7 +431,7 @@ BEGIN
     LOOP
         deliveries := deliveries + 1;
         queued := queued + (d.status IN ('PENDING', 'SENDING'))::int;
-        RETURN QUERY SELECT x FROM webhook.why_delivery(d, v) AS x;
+        RETURN QUERY SELECT webhook.printable(x) FROM webhook.why_delivery(d, v) AS x;
     END LOOP;
     IF queued > 0 AND v.id IS NOT NULL THEN
         RETURN NEXT format('SELECT webhook_cancel(%L) cancels its deliveries that are still queued.', asked_event_id);
@@ -432,6 +447,6 @@ BEGIN
             WHERE webhook.why_filtered(s.filter, v) IS NULL AND e.created_at <= v.created_at) THEN
             RETURN NEXT 'It matched no endpoint, so there is nothing to deliver.';
         END IF;
-        RETURN QUERY SELECT x FROM webhook.why_no_delivery(v) AS x;
+        RETURN QUERY SELECT webhook.printable(x) FROM webhook.why_no_delivery(v) AS x;
     END IF;
 END $$;

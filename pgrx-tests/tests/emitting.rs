@@ -704,3 +704,24 @@ fn keys_are_stored_with_the_deliveries() {
         assert!(refusal.hint().is_some());
     }
 }
+
+#[test]
+fn keys_with_control_characters_are_refused() {
+    let database = Cluster::shared().database("keys");
+    database.add_endpoint("a", "http://127.0.0.1:9/");
+    for key in ["idempotency_key", "ordering_key", "coalesce_key"] {
+        for control in [1, 7, 8, 10, 13, 27, 127, 128, 155, 159] {
+            let emit =
+                format!("SELECT webhook_emit('a', {key} => 'a' || chr({control}) || '[31m')");
+            let refusal = database.refusal(&emit);
+            assert_eq!(refusal.code().code(), "22023", "{emit}");
+            assert_eq!(refusal.message(), format!("{key} is not valid"));
+            assert_eq!(refusal.detail(), Some("It has control characters."));
+            assert!(refusal.hint().is_some());
+        }
+        // As many as a key may have, and none of them a control character.
+        database.execute(&format!(
+            "SELECT webhook_emit('a', {key} => ' ~é' || chr(160) || repeat('📦', 196))"
+        ));
+    }
+}

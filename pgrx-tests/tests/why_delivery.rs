@@ -412,3 +412,33 @@ fn an_endpoint_that_nobody_knows_is_waited_for() {
     assert_eq!(told[1], "Endpoint number 1 is not known here.");
     assert_told(&told, "It waits until there is such an endpoint.");
 }
+
+#[test]
+fn what_comes_from_outside_cannot_act_on_a_terminal() {
+    let (database, receiver) = (database(), Receiver::start());
+    database.add_endpoint("shop", &receiver.url("/"));
+    database.execute("SELECT webhook_pause('shop')");
+    let emit = "SELECT webhook_emit('order.created', ordering_key => 'key', tenant => 'tenant')";
+    let [first, second]: [Uuid; 2] = [(); 2].map(|()| database.query_one_value(emit));
+    // As it may have been stored before keys were checked, and as a receiver may answer.
+    database.execute(&format!(
+        r"SET session_replication_role = replica;
+          UPDATE webhook.event SET tenant = E'\u202Etenant';
+          UPDATE webhook.delivery SET ordering_key = E'k\u001b]0;\u0007\u202ey\u009b';
+          UPDATE webhook.delivery SET last_error = E'HTTP 500\u000d\u2066 é 📦', attempts = 1 WHERE event_id = '{first}';
+          UPDATE webhook.delivery SET waits_for = '{first}' WHERE event_id = '{second}'"
+    ));
+    let told = [why(&database, first), why(&database, second)].concat();
+    for sentence in &told {
+        let acts = |c: char| c.is_control() || "\u{202e}\u{2066}".contains(c);
+        assert!(!sentence.contains(acts), "{sentence:?}");
+    }
+    let all = told.join("\n");
+    for shown in [
+        r#"of tenant "\u202etenant""#,
+        r#"the ordering key "k\u001b]0;\u0007\u202ey\u009b""#,
+        r"the last error is: HTTP 500\u000d\u2066 é 📦.",
+    ] {
+        assert!(all.contains(shown), "{shown}: {all}");
+    }
+}
