@@ -28,8 +28,9 @@
 
 CREATE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
     LANGUAGE sql IMMUTABLE
-    RETURN make_interval(secs => least(extract(epoch FROM p.cooldown)::float8 * power(2::float8, least(trips - 1, 60)),
-                                       extract(epoch FROM p.max_cooldown)::float8));
+    RETURN greatest(make_interval(secs => least(extract(epoch FROM p.cooldown)::float8 * power(2::float8, least(trips - 1, 60)),
+                                                extract(epoch FROM p.max_cooldown)::float8)),
+                    webhook.shortest_wait());
 
 CREATE FUNCTION webhook.closed(b webhook.breaker, since timestamptz) RETURNS webhook.breaker
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -96,6 +96,9 @@ CREATE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) R
                    extract(epoch FROM p.max_delay)::float8)
     END) * (1 - p.jitter_down + draw * (p.jitter_down + p.jitter_up)));
 
+-- The shortest wait before an attempt that nobody asked for, whatever a policy or an endpoint says.
+CREATE FUNCTION webhook.shortest_wait() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '100 ms';
+
 -- The wait before the next attempt, where the endpoint may have asked for one (Retry-After).
 CREATE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -104,10 +107,10 @@ DECLARE
     asked interval;
 BEGIN
     IF p.retry_after = 'ignore' OR (retry_after >= interval '0') IS NOT TRUE THEN
-        RETURN own;
+        RETURN greatest(own, webhook.shortest_wait());
     END IF;
     asked := least(retry_after, webhook.duration_setting('webhook.max_retry_after', '24 h'));
-    RETURN CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END;
+    RETURN greatest(CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END, webhook.shortest_wait());
 END $$;
 
 -- The same by name, with a draw of its own; null where there is no such policy.

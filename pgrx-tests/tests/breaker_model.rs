@@ -14,6 +14,8 @@ const ROUNDS: usize = 12;
 
 /// Microseconds.
 const SECOND: i64 = 1_000_000;
+/// What a policy cannot go below.
+const SHORTEST_WAIT: i64 = SECOND / 10;
 const RAMP_ENDS_AT: i32 = 128;
 
 #[test]
@@ -165,7 +167,8 @@ impl Breaker {
         self.state = "OPEN".to_owned();
         self.opened_at = self.opened_at.or(Some(at));
         let cooldown = policy.cooldown as f64 * 2f64.powi(self.trips);
-        self.probe_at = Some(at + cooldown.min(policy.max_cooldown as f64) as i64);
+        let cooldown = cooldown.min(policy.max_cooldown as f64) as i64;
+        self.probe_at = Some(at + cooldown.max(SHORTEST_WAIT));
         self.trips += 1;
         (self.probe, self.ramp, self.retries_before) = (None, None, None);
     }
@@ -348,7 +351,7 @@ impl Delivery {
                 self.wait_until(due_at.unwrap_or(at + pause));
             }
             Verdict::Retriable if self.attempts < self.max_attempts => {
-                self.wait_until(at + policy.retry_delay);
+                self.wait_until(at + policy.retry_delay.max(SHORTEST_WAIT));
             }
             _ => self.finish("FAILED"),
         }

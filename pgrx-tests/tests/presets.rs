@@ -490,7 +490,7 @@ fn a_wait_is_never_negative_and_never_overflows() {
             );
         }
         let query = "
-            SELECT p.name, n, webhook.backoff_delay(p, n, NULL, draw) BETWEEN interval '0' AND interval '2000 days'
+            SELECT p.name, n, webhook.backoff_delay(p, n, NULL, draw) BETWEEN interval '100 ms' AND interval '2000 days'
             FROM webhook.policy p, unnest('{-1, 0, 1, 2, 100, 31999, 32000, 2147483647}'::int[]) AS n,
                  unnest('{0, 0.5, 1}'::float8[]) AS draw";
         let rows = transaction.query(query, &[]).unwrap();
@@ -720,7 +720,6 @@ fn an_endpoint_can_ask_for_a_wait_as_far_as_the_policy_lets_it() {
         ("ignore", "NULL", 60),
         ("exact", "'300 s'", 300),
         ("exact", "'1 s'", 1),
-        ("exact", "'0 s'", 0),
         ("exact", "'601 s'", 600),
         ("exact", "'100 years'", 600),
         ("exact", "'-1 s'", 60),
@@ -777,5 +776,46 @@ fn a_wait_by_name_draws_its_own_jitter_and_is_null_for_no_policy() {
         );
         assert!(waits > 90, "{waits} different waits of 100");
         assert_eq!(nothing, None);
+    });
+}
+
+#[test]
+fn attempts_that_nobody_asked_for_are_100_ms_apart() {
+    in_transaction(|transaction| {
+        execute(
+            transaction,
+            "INSERT INTO webhook.policy (name, retry_after, backoff, initial_delay, schedule, jitter_down, jitter_up, cooldown, max_cooldown)
+             VALUES ('none', 'exact', 'fixed', '0 s', '{1 s}', 0, 0, '0 s', '0 s'),
+                    ('schedule', 'at_least', 'schedule', '1 s', '{0 s, 1 us}', 0, 0, '1 ms', '50 ms'),
+                    ('jitter', 'ignore', 'fixed', '200 ms', '{1 s}', 1, 0, '1 ms', '1 ms'),
+                    ('own', 'exact', 'fixed', '101 ms', '{1 s}', 0, 0, '101 ms', '101 ms')",
+        );
+        for (policy, attempts, asked, draw, seconds) in [
+            ("none", 1, "NULL", 0, 0.1),
+            ("none", 1, "'0 s'", 0, 0.1),
+            ("none", 1, "'99 ms'", 0, 0.1),
+            ("none", 1, "'2 s'", 0, 2.0),
+            ("schedule", 1, "NULL", 0, 0.1),
+            ("schedule", 9, "'0 s'", 0, 0.1),
+            ("jitter", 1, "NULL", 0, 0.1),
+            ("jitter", 1, "NULL", 1, 0.2),
+            ("own", 1, "NULL", 0, 0.101),
+        ] {
+            let wait: f64 = value(
+                transaction,
+                &format!(
+                    "SELECT extract(epoch FROM webhook.backoff_delay(p, {attempts}, {asked}, {draw}))::float8
+                     FROM webhook.policy p WHERE p.name = '{policy}'"
+                ),
+            );
+            assert_eq!(wait, seconds, "{policy} with {asked}");
+        }
+        // Probes are attempts too.
+        let cooldowns: Vec<f64> = value(
+            transaction,
+            "SELECT array_agg(extract(epoch FROM webhook.cooldown(p, 1))::float8 ORDER BY p.name)
+             FROM webhook.policy p WHERE p.name IN ('none', 'own', 'schedule')",
+        );
+        assert_eq!(cooldowns, [0.1, 0.101, 0.1]);
     });
 }

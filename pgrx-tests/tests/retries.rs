@@ -157,8 +157,7 @@ fn retry_after_is_heeded_as_the_policy_says() {
     for mode in ["at_least", "exact", "ignore"] {
         add_policy(&database, mode, "retry_after", &format!("'{mode}'"));
     }
-    database
-        .execute("UPDATE webhook.policy SET initial_delay = '1 h' WHERE initial_delay = '20 ms'");
+    database.execute("UPDATE webhook.policy SET initial_delay = '1 h' WHERE name = 'fast'");
     for (number, (mode, status, retry_after, seconds)) in cases.into_iter().enumerate() {
         let path = format!("/{number}");
         receiver.respond(&path, move |_, _| {

@@ -20,6 +20,8 @@ const SECOND: f64 = 1e6;
 const DAY: f64 = 86_400.0 * SECOND;
 /// The default of webhook.max_retry_after.
 const LONGEST_ASKED: f64 = DAY;
+/// What a policy and an endpoint cannot go below.
+const SHORTEST_WAIT: f64 = 0.1 * SECOND;
 /// A wait is rounded to whole microseconds.
 const SLACK: f64 = 2.0;
 
@@ -153,6 +155,11 @@ impl Policy {
             _ => (self.initial_delay * self.factor.powi(attempts - 1)).min(self.max_delay),
         };
         let own = (own * (1.0 - self.jitter_down), own * (1.0 + self.jitter_up));
+        let (shortest, longest) = self.heeding(own, outcome);
+        (shortest.max(SHORTEST_WAIT), longest.max(SHORTEST_WAIT))
+    }
+
+    fn heeding(&self, own: (f64, f64), outcome: &Outcome) -> (f64, f64) {
         let heeded = matches!(outcome.status, Some(429 | 503)) && self.retry_after != "ignore";
         match outcome.retry_after {
             Some(asked) if heeded && asked >= 0.0 => {
