@@ -19,6 +19,23 @@ BEGIN
     END IF;
 END $$;
 
+CREATE FUNCTION webhook.header_size_problem(headers jsonb) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    large record;
+    sizes record;
+BEGIN
+    SELECT h.key, length(h.value) AS size INTO large FROM jsonb_each_text(headers) AS h
+    WHERE length(h.key) > 200 OR length(h.value) > 8192 ORDER BY length(h.value) DESC LIMIT 1;
+    SELECT count(*) AS headers, coalesce(sum(length(h.key) + length(h.value)), 0) AS bytes INTO sizes FROM jsonb_each_text(headers) AS h;
+    RETURN CASE
+        WHEN length(large.key) > 200 THEN format('the name of a header has %s bytes, more than 200', length(large.key))
+        WHEN large.key IS NOT NULL THEN format('the value of header "%s" has %s bytes, more than 8192', large.key, large.size)
+        WHEN sizes.headers > 50 THEN format('there are %s headers, more than 50', sizes.headers)
+        WHEN sizes.bytes > 16384 THEN format('the headers have %s bytes together, more than 16384', sizes.bytes)
+    END;
+END $$;
+
 -- Says what is wrong with an endpoint, with the remedy; every way to write one passes here. Its plans are generic: in any
 -- other the values are constants, and whoever pauses an endpoint could read its headers there with debug_print_plan.
 CREATE FUNCTION webhook.check_endpoint() RETURNS trigger
@@ -97,9 +114,16 @@ BEGIN
         END IF;
     END IF;
 
-    IF problem IS NULL THEN
+    -- Only a new one, as with headers and templates below: what is there already must not keep the worker, or a person, from
+    -- stopping its endpoint.
+    IF problem IS NULL AND NEW.filter::text IS DISTINCT FROM OLD.filter::text THEN
         problem := webhook.filter_problem(NEW.filter);
-        remedy := 'A filter is a condition on {"type": .., "data": ..}, such as $.data.total > 100 or exists($.data.items[*] ? (@.price > 10)).';
+        remedy := CASE WHEN problem ~ 'pattern' THEN
+            'Patterns may repeat characters, classes and groups without repetitions, at most 100 times, and alternate. Where it is enough, '
+            'compare with == or starts with.'
+        ELSE
+            'A filter is a condition on {"type": .., "data": ..}, such as $.data.total > 100 or exists($.data.items[*] ? (@.price > 10)).'
+        END;
     END IF;
 
     IF problem IS NULL THEN
@@ -111,12 +135,17 @@ BEGIN
                                'user-agent', 'x-webhook-signature', 'x-webhook-retry')
            OR lower(h.key) LIKE 'webhook-%' LIMIT 1;
         IF FOUND THEN
-            problem := format('header "%s" is reserved or not valid', bad);
+            problem := format('header "%s" is reserved or not valid', left(bad, 100));
             remedy := 'Names are tokens, values are printable ASCII strings; the headers of HTTP itself and of the signature are set for you.';
         END IF;
     END IF;
 
-    -- Not what is there already: a bad template must not keep the worker, or a person, from stopping its endpoint.
+    -- A receiver that takes no more than this answers with an error that nobody reads as such.
+    IF problem IS NULL AND NEW.headers IS DISTINCT FROM OLD.headers THEN
+        problem := webhook.header_size_problem(NEW.headers);
+        remedy := 'All headers together have at most 50 names and 16 kB, a value 8 kB. Put what is larger into the body, with a template.';
+    END IF;
+
     IF problem IS NULL AND NEW.template IS DISTINCT FROM OLD.template THEN
         SELECT t.problem, t.remedy INTO problem, remedy FROM webhook.template_problem(NEW.template::text) t;
     END IF;

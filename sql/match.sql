@@ -61,7 +61,12 @@ CREATE FUNCTION webhook.filter_problem(filter jsonpath) RETURNS text
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answers text[];
+    problem text := webhook.pattern_problem(filter::text);
 BEGIN
+    -- Before it is tried.
+    IF problem IS NOT NULL THEN
+        RETURN problem;
+    END IF;
     -- The text of a jsonpath has every name in quotes, so what is left of a variable is $"".
     IF strpos(regexp_replace(filter::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g'), '$""') > 0 THEN
         RETURN 'the filter has a variable, and there are none';

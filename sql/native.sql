@@ -25,6 +25,11 @@ CREATE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
 
+-- Why a filter, given as the text of a jsonpath, could take too long for an emit; null if it cannot.
+CREATE FUNCTION webhook.pattern_problem(filter text) RETURNS text
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'pattern_problem_wrapper';
+
 -- What is wrong with the template of an endpoint, and the remedy, by the code that renders it; null if nothing is.
 CREATE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
     RETURNS SETOF record

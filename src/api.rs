@@ -1,5 +1,6 @@
 //! The functions that SQL calls; `sql/native.sql` declares them.
 
+use crate::filter;
 use crate::names;
 use crate::notice;
 use crate::owner;
@@ -50,6 +51,11 @@ fn require_safe_owner() {
 #[pg_extern(sql = false)]
 fn url_problem(url: &str) -> Option<String> {
     settings::network().judge_url(url).err()
+}
+
+#[pg_extern(sql = false)]
+fn pattern_problem(filter: &str) -> Option<String> {
+    filter::problem(filter)
 }
 
 #[pg_extern(sql = false)]

@@ -5,6 +5,7 @@ use pgrx::prelude::*;
 
 mod api;
 mod ddl_hook;
+mod filter;
 mod launcher;
 mod names;
 mod notice;

@@ -591,3 +591,66 @@ fn a_delivery_of_a_removed_endpoint_cannot_be_sent_again() {
     assert!(refusal.hint().is_some());
     assert_eq!(database.delivery_status(event).as_deref(), Some("FAILED"));
 }
+
+#[test]
+fn headers_are_bounded_and_not_shown() {
+    let database = database();
+    database.execute(&add_with("name", "'kept'"));
+    let headers = |sql: &str| ("headers", format!("({sql})"));
+    let value = |size: usize| {
+        format!(
+            "'{CREDENTIAL}' || repeat('x', {} - length('{CREDENTIAL}'))",
+            size
+        )
+    };
+    let several = |count: usize, size: usize| {
+        format!(
+            "SELECT jsonb_object_agg('X-' || n, {}) FROM generate_series(1, {count}) n",
+            value(size)
+        )
+    };
+    for (sql, problem) in [
+        (
+            format!("jsonb_build_object('X-Large', {})", value(8193)),
+            "the value of header \"X-Large\" has 8193 bytes, more than 8192",
+        ),
+        (
+            format!("jsonb_build_object('X-Huge', {})", value(10_000_000)),
+            "the value of header \"X-Huge\" has 10000000 bytes, more than 8192",
+        ),
+        (
+            "jsonb_build_object(repeat('x', 201), '')".into(),
+            "the name of a header has 201 bytes, more than 200",
+        ),
+        (several(51, 100), "there are 51 headers, more than 50"),
+        (
+            several(4, 4094),
+            "the headers have 16388 bytes together, more than 16384",
+        ),
+    ] {
+        let (argument, value) = headers(&sql);
+        for statement in [
+            add_with(argument, &value),
+            format!("UPDATE webhook.endpoint SET headers = {value}"),
+        ] {
+            assert_refused(&database, &statement, "22023");
+            let refusal = database.refusal(&statement);
+            assert_eq!(refusal.detail(), Some(problem), "{sql}");
+        }
+    }
+    for sql in [
+        format!("jsonb_build_object('X-Large', {})", value(8192)),
+        several(50, 100),
+        several(4, 4093),
+    ] {
+        database.execute(&format!("UPDATE webhook.endpoint SET headers = ({sql})"));
+    }
+
+    // What was registered before there were bounds can still be stopped.
+    database.execute(
+        "SET session_replication_role = replica;
+         UPDATE webhook.endpoint SET headers = jsonb_build_object('X-Large', repeat('x', 10000)), filter = '$.data like_regex \"(a+)+\"';
+         RESET session_replication_role;
+         SELECT webhook_pause('kept')",
+    );
+}

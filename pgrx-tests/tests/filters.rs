@@ -1,5 +1,8 @@
 //! Which events an endpoint gets: exclusions and filters.
 
+#[path = "../../src/filter.rs"]
+mod cost;
+
 use serde_json::{Value, json};
 use uuid::Uuid;
 use webhook_e2e::engine::idle_cluster;
@@ -368,6 +371,83 @@ fn filters_that_are_no_conditions_or_have_variables_are_refused() {
         database.execute(&format!("UPDATE webhook.endpoint SET filter = '{filter}'"));
     }
     database.execute("UPDATE webhook.endpoint SET filter = NULL");
+}
+
+/// Took more than 6 s of an emit with 62 bytes: each back-reference is tried with all lengths of all groups.
+const CATASTROPHIC: &str = r"^(.*)(.*)(.*)(.*)(.*)\\5\\4\\3\\2\\1b$";
+
+#[test]
+fn filters_that_could_take_too_long_are_refused() {
+    let database = database();
+    database.add_endpoint("a", "http://127.0.0.1/");
+    let pattern = |pattern: &str| format!("$.data.a like_regex \"{pattern}\"");
+    let names = |count: usize| vec!["$.data.name == 1"; count].join(" || ");
+    let refused = [
+        (pattern(CATASTROPHIC), "a pattern with a back-reference"),
+        (pattern("(a+)+$"), "a repetition within a repetition"),
+        (pattern("(?=a)b"), "look-ahead"),
+        (pattern("a{1,255}"), "more than 100 repetitions"),
+        (pattern("a[ab]{100}[ab]{100}"), "201 characters with"),
+        (
+            format!(
+                "exists($.data.list[*] ? ({}))",
+                pattern("(a*)*").replace('$', "@")
+            ),
+            "a repetition within a repetition",
+        ),
+        ("exists($.data.**.b.** ? (@ == 1))".into(), "more than once"),
+        (names(50), "characters, more than 1000"),
+    ];
+    for (filter, problem) in refused {
+        for statement in [
+            format!("SELECT webhook_add_endpoint('b', 'http://127.0.0.1/', filter => '{filter}')"),
+            format!("UPDATE webhook.endpoint SET filter = '{filter}'"),
+        ] {
+            let refusal = database.refusal(&statement);
+            assert_eq!(refusal.code().code(), "22023", "{statement}");
+            let detail = refusal.detail().unwrap();
+            assert!(
+                detail.contains("filter") && detail.contains(problem),
+                "{detail}"
+            );
+            assert!(refusal.hint().is_some());
+        }
+    }
+    let accepted = [
+        pattern("(a+)+$") + " flag \"q\"",
+        pattern("^[a-z0-9]+(@|[.])example[.](com|org)$"),
+        r#"$.data."like_regex" == "(a+)+""#.into(),
+        "exists($.data.** ? (@ == 1))".into(),
+        names(25),
+    ];
+    for filter in accepted {
+        database.execute(&format!("UPDATE webhook.endpoint SET filter = '{filter}'"));
+    }
+}
+
+#[test]
+fn whatever_pattern_is_accepted_is_done_with_a_million_characters_soon() {
+    // Each character has them look at all of their states, and at most of the arcs between them.
+    let patterns = [
+        "a.{100}.{98}x",
+        "a[ab]{100}[ab]{98}x",
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789|a[^B]{26}",
+        "a.{0,60}b.{0,60}a.{0,60}x",
+        "(a|b)*a(a|b){90}x",
+        "(a|b)+(a|b)+(a|b)+(a|b)+(a|b)+(a|b)+x",
+    ];
+    let database = database();
+    for (number, pattern) in patterns.iter().enumerate() {
+        let filter = format!("$.data like_regex \"{pattern}\"");
+        add_parked_endpoint(&database, &number.to_string(), &["*"], Some(&filter));
+    }
+    // Whoever takes each character more than once is not done before this is over, by far.
+    database.execute(
+        "SET statement_timeout = '60 s';
+         SELECT setseed(0.5);
+         SELECT webhook_emit('a', to_jsonb(string_agg(CASE WHEN random() < 0.5 THEN 'a' ELSE 'b' END, '')))
+         FROM generate_series(1, 1000000)",
+    );
 }
 
 #[test]
