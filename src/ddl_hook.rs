@@ -193,28 +193,28 @@ unsafe fn is_commit_prepared(node: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// From here to the end of the transaction the database has no worker; should this backend die, the launcher sees
+/// From here to the end of the transaction the database has no worker. A signal and not a latch tells it so, because
+/// it may be waiting for a lock or a standby. Should this backend die, the launcher sees
 /// that it is gone.
 fn wait_until_worker_leaves(database: pg_sys::Oid) {
     let pid = my_pid();
     let watched = shmem::write(|registry| {
-        registry
-            .slot_mut(database)
-            .map(|slot| slot.stopped_for = pid)
+        registry.slot_mut(database).map(|slot| {
+            slot.stopped_for = pid;
+            if slot.worker_pid != 0 {
+                // SAFETY: while we have the lock the worker cannot clear its slot, so the pid is its own.
+                unsafe { libc::kill(slot.worker_pid, libc::SIGTERM) };
+            }
+        })
     });
     if watched.is_none() {
         return;
     }
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
-        let worker = shmem::read(|registry| {
-            registry
-                .slot(database)
-                .map(|slot| (slot.worker_pid, slot.worker_proc))
-        });
-        match worker {
-            None | Some((0, _)) => return,
-            Some((_, process)) => wake::set_latch_of(process),
+        let worker = shmem::read(|registry| registry.slot(database).map(|slot| slot.worker_pid));
+        if matches!(worker, None | Some(0)) {
+            return;
         }
         // The worker does not signal us when it has left; it takes some milliseconds.
         wake::wait_for_latch(Duration::from_millis(10));

@@ -1,7 +1,8 @@
 //! What differs between the versions of PostgreSQL.
 
 use pgrx::pg_sys;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::time::Duration;
 
 /// This process's place in the server's array of processes.
 pub fn my_proc_number() -> i32 {
@@ -98,33 +99,65 @@ pub fn attach_signal_handlers() {
     attach(die);
 }
 
-/// For a process that has something to put in order first: SIGTERM cancels the statement that is running, wherever it
-/// waits, and `take_termination` says so to the main loop.
-pub fn attach_graceful_signal_handlers() {
+/// For a process that has something to put in order first: SIGTERM cancels the statement that is running, wherever
+/// it waits, and `is_terminated` says so to the main loop. Should the process still be there after `patience`, it
+/// ends as by `die`, in the middle of whatever it does.
+pub fn attach_graceful_signal_handlers(patience: Duration) {
+    // Of the server's processes that have our code nobody else sends this signal to another.
+    attach_one(pg_sys::SIGUSR2, die);
+    // SAFETY: fills the timer that it is given; the signal has its handler.
+    let made = unsafe {
+        let mut event: libc::sigevent = std::mem::zeroed();
+        event.sigev_notify = libc::SIGEV_SIGNAL;
+        event.sigev_signo = pg_sys::SIGUSR2 as i32;
+        let mut timer = std::ptr::null_mut();
+        let made = libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0;
+        BACKSTOP.store(timer, Ordering::Relaxed);
+        made
+    };
+    if made {
+        PATIENCE_MS.store(patience.as_millis() as u32, Ordering::Relaxed);
+    }
     attach(terminate_gracefully);
 }
 
-fn attach(on_sigterm: unsafe extern "C-unwind" fn(i32)) {
+fn attach(on_sigterm: Handler) {
+    attach_one(pg_sys::SIGHUP, SignalHandlerForConfigReload);
+    attach_one(pg_sys::SIGTERM, on_sigterm);
+    // SAFETY: the handlers are there.
+    unsafe { pg_sys::BackgroundWorkerUnblockSignals() };
+}
+
+fn attach_one(signal: u32, handler: Handler) {
     #[cfg(not(feature = "pg18"))]
     use pg_sys::pqsignal as attach;
     #[cfg(feature = "pg18")]
     use pg_sys::pqsignal_be as attach;
-
     // SAFETY: the handlers do only what is safe in a handler.
-    unsafe {
-        attach(pg_sys::SIGHUP as i32, Some(SignalHandlerForConfigReload));
-        attach(pg_sys::SIGTERM as i32, Some(on_sigterm));
-        pg_sys::BackgroundWorkerUnblockSignals();
-    }
+    unsafe { attach(signal as i32, Some(handler)) };
 }
 
+type Handler = unsafe extern "C-unwind" fn(i32);
+
 static TERMINATED: AtomicBool = AtomicBool::new(false);
+static BACKSTOP: AtomicPtr<libc::c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// Zero where there is no timer.
+static PATIENCE_MS: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C-unwind" fn terminate_gracefully(_signal: i32) {
-    TERMINATED.store(true, Ordering::Relaxed);
-    // SAFETY: what the server's own handlers do; errno belongs to the code that was interrupted.
+    let first = !TERMINATED.swap(true, Ordering::Relaxed);
+    // SAFETY: what the server's own handlers do; setting a timer is safe in a handler; errno belongs to the code that
+    // was interrupted.
     unsafe {
         let errno = *libc::__errno_location();
+        let patience = PATIENCE_MS.load(Ordering::Relaxed);
+        if first && patience > 0 {
+            let mut once: libc::itimerspec = std::mem::zeroed();
+            once.it_value.tv_sec = i64::from(patience / 1000);
+            once.it_value.tv_nsec = i64::from(patience % 1000) * 1_000_000;
+            let timer = BACKSTOP.load(Ordering::Relaxed);
+            libc::timer_settime(timer, 0, &once, std::ptr::null_mut());
+        }
         (&raw mut pg_sys::QueryCancelPending).write_volatile(1);
         (&raw mut pg_sys::InterruptPending).write_volatile(1);
         SetLatch(pg_sys::MyLatch);
@@ -132,9 +165,9 @@ unsafe extern "C-unwind" fn terminate_gracefully(_signal: i32) {
     }
 }
 
-/// Whether SIGTERM has come since the last call.
-pub fn take_termination() -> bool {
-    TERMINATED.swap(false, Ordering::Relaxed)
+/// Whether SIGTERM has come.
+pub fn is_terminated() -> bool {
+    TERMINATED.load(Ordering::Relaxed)
 }
 
 /// A cancellation is meant for a statement: outside of one there is nothing to cancel.

@@ -5,6 +5,7 @@ mod queue;
 mod uninstall;
 mod upkeep;
 
+use crate::pg_compat;
 use pgrx::PgTryBuilder;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::panic::CaughtError;
@@ -98,6 +99,7 @@ pub fn transaction<T>(
             pg_sys::StartTransactionCommand();
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         }
+        make_durable();
         let value = Spi::connect_mut(body)?;
         // SAFETY: the snapshot was pushed above.
         unsafe {
@@ -122,6 +124,19 @@ pub fn transaction<T>(
     result
 }
 
+/// From the moment that the worker is told to stop, a commit waits for the disk alone, and not for a standby that is
+/// away.
+fn make_durable() {
+    use pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH;
+    // SAFETY: main thread, inside a transaction; a plain read, and static C strings.
+    unsafe {
+        let level = pg_sys::synchronous_commit as u32;
+        if level > SYNCHRONOUS_COMMIT_LOCAL_FLUSH && pg_compat::is_terminated() {
+            set(c"synchronous_commit", c"local");
+        }
+    }
+}
+
 /// Before a long sleep: what was counted since the last report would stay unknown until the next wake-up.
 pub fn flush_statistics() {
     // SAFETY: main thread, outside of any transaction.
@@ -143,16 +158,18 @@ pub fn prepare_session() {
         (c"lock_timeout", c"250ms"),
         (c"jit", c"off"),
     ];
-    for (name, value) in SETTINGS {
-        // SAFETY: both are static C strings.
-        unsafe {
-            pg_sys::SetConfigOption(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_SUSET,
-                pg_sys::GucSource::PGC_S_OVERRIDE,
-            );
-        }
+    SETTINGS.iter().for_each(|(name, value)| set(name, value));
+}
+
+fn set(name: &CStr, value: &CStr) {
+    // SAFETY: both are C strings, and main thread.
+    unsafe {
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
     }
 }
 

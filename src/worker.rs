@@ -22,16 +22,19 @@ use turn::Agenda;
 use webhook_delivery::{FailureKind, Outcome, Pool, Roots, Setup};
 
 /// What is in flight when the worker is told to stop gets this long to end by itself, and this long to
-/// notice that it was interrupted. With the settling that follows, the worker is out in under 5 seconds.
+/// notice that it was interrupted. With the settling that follows, it is 3 s as a rule.
 const GRACE: Duration = Duration::from_secs(2);
 const INTERRUPTION: Duration = Duration::from_millis(500);
 const LAST_SETTLING: Duration = Duration::from_secs(1);
+/// A worker that has not ended by then is stuck somewhere, and ends without putting anything in order: the next one
+/// recovers its claims. Whoever stops the server or drops the database waits no longer than 6 s.
+const PATIENCE: Duration = Duration::from_millis(4500);
 
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     let database = database_from(argument);
-    pg_compat::attach_graceful_signal_handlers();
+    pg_compat::attach_graceful_signal_handlers(PATIENCE);
     let Some(role) = attach(database) else {
         return;
     };
@@ -228,8 +231,8 @@ impl Worker {
             self.agenda.woken();
         }
         serve_interrupts();
-        if pg_compat::take_termination() {
-            return Some(End::Stop);
+        if let Err(end) = heed_termination() {
+            return Some(end);
         }
         if settings::reload_if_asked() {
             let settings = Settings::current();
@@ -349,6 +352,14 @@ fn wait_for_latch_or(pool: &Pool, timeout: Duration) -> bool {
         );
         pg_sys::ResetLatch(pg_sys::MyLatch);
         happened as u32 & pg_sys::WL_LATCH_SET != 0
+    }
+}
+
+/// Asked between the steps of a turn: where somebody has locked our tables each step takes a while.
+fn heed_termination() -> Result<(), End> {
+    match pg_compat::is_terminated() {
+        true => Err(End::Stop),
+        false => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! One turn of the worker: settle what has ended, read the agenda, claim what is due, hand it to the pool;
 //! all of it one transaction, so that a busy worker commits once where it would twice.
 
-use super::{End, Worker, report_error, say};
+use super::{End, Worker, heed_termination, report_error, say};
 use crate::notice;
 use crate::shmem::State;
 use crate::store::{self, Alert, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
@@ -64,11 +64,13 @@ impl Worker {
             self.ledger.end(Ending::from(outcome));
         }
         self.keep_house()?;
+        heed_termination()?;
         match self.settle_and_claim() {
             Ok(pause) => {
                 self.errors_in_a_row = 0;
                 self.reruns = 0;
                 self.report_state();
+                heed_termination()?;
                 Ok(self.retain(pause))
             }
             Err(trouble) => self.after(trouble),
@@ -76,6 +78,7 @@ impl Worker {
     }
 
     fn after(&mut self, trouble: Trouble) -> Result<Duration, End> {
+        heed_termination()?;
         if trouble.is_passing() && self.reruns < MOST_RERUNS {
             self.reruns += 1;
             return Ok(Duration::ZERO);
@@ -105,6 +108,7 @@ impl Worker {
                 Err(trouble) => self.complain(&trouble),
             }
         }
+        heed_termination()?;
         if now >= self.next_expiry {
             self.next_expiry = now + SURVEY_EVERY;
             if !is_read_only()
@@ -113,12 +117,14 @@ impl Worker {
                 self.complain(&trouble);
             }
         }
+        heed_termination()?;
         if now >= self.next_recovery && self.hold().is_none() {
             self.next_recovery = now + SURVEY_EVERY;
             if let Err(trouble) = self.recover() {
                 self.complain(&trouble);
             }
         }
+        heed_termination()?;
         if self.next_alerts.is_some_and(|at| Instant::now() >= at) && !is_read_only() {
             self.next_alerts = None;
             self.last_alerts = now;
