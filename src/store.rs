@@ -124,14 +124,17 @@ pub fn transaction<T>(
     result
 }
 
-/// From the moment that the worker is told to stop, a commit waits for the disk alone, and not for a standby that is
-/// away.
+/// What is sent must not be undone by a crash: a commit waits for the disk, whatever server, database and role have
+/// set. From the moment that the worker is told to stop it waits for nothing more than that, least of all for a
+/// standby that is away.
 fn make_durable() {
-    use pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH;
+    use pg_sys::SyncCommitLevel::{SYNCHRONOUS_COMMIT_LOCAL_FLUSH, SYNCHRONOUS_COMMIT_OFF};
     // SAFETY: main thread, inside a transaction; a plain read, and static C strings.
     unsafe {
         let level = pg_sys::synchronous_commit as u32;
-        if level > SYNCHRONOUS_COMMIT_LOCAL_FLUSH && pg_compat::is_terminated() {
+        if level == SYNCHRONOUS_COMMIT_OFF {
+            pg_sys::ForceSyncCommit();
+        } else if level > SYNCHRONOUS_COMMIT_LOCAL_FLUSH && pg_compat::is_terminated() {
             set(c"synchronous_commit", c"local");
         }
     }
