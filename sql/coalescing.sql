@@ -13,16 +13,14 @@ CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, c
 CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
     WHERE coalesce_key IS NOT NULL AND status = 'SENT';
 
--- What is older than this event and waits for an endpoint that it goes to.
-CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text) RETURNS void
+-- What is older than this event and waits for an endpoint that it goes to. The settings are for this statement alone: a function
+-- that it called would inherit them.
+CREATE FUNCTION webhook.superseded(by_event uuid, by_tenant text, key text, OUT event_ids uuid[], OUT endpoint_ids int[])
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RETURN;
-    END IF;
-    PERFORM webhook.finish_queued(array_agg(older.event_id), array_agg(older.endpoint_id), 'CANCELLED', 'coalesced')
+    SELECT array_agg(older.event_id), array_agg(older.endpoint_id) INTO event_ids, endpoint_ids
     FROM webhook.delivery_queue new
     CROSS JOIN LATERAL (
         SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
@@ -31,8 +29,21 @@ BEGIN
         ORDER BY q.endpoint_id, q.coalesce_key, q.event_id
         LIMIT 1000 FOR UPDATE SKIP LOCKED
     ) older
-    WHERE new.event_id = by_event
-    HAVING count(*) > 0;
+    WHERE new.event_id = by_event;
+END $$;
+
+CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    older record;
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RETURN;
+    END IF;
+    older := webhook.superseded(by_event, by_tenant, key);
+    IF older.event_ids IS NOT NULL THEN
+        PERFORM webhook.finish_queued(older.event_ids, older.endpoint_ids, 'CANCELLED', 'coalesced');
+    END IF;
 END $$;
 
 -- Whether a newer one waits, is in flight or has been sent. With the settings of the caller, who asks for row after row.
