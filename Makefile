@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
-PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG) libclang-dev clang pkg-config pgbouncer python3-venv sudo
+PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)

@@ -1,11 +1,12 @@
 //! The functions that SQL calls; `sql/native.sql` declares them.
 
 use crate::filter;
+use crate::launcher;
 use crate::names;
 use crate::notice;
 use crate::owner;
 use crate::settings;
-use crate::shmem;
+use crate::shmem::{self, Slot, State};
 use crate::wake;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
@@ -158,11 +159,17 @@ fn worker_report() -> TableIterator<
     let slot = shmem::is_preloaded()
         .then(|| shmem::read(|registry| registry.slot(database).copied()))
         .flatten();
-    TableIterator::new(slot.into_iter().map(|slot| {
+    let no_launcher = launcher::why_none().filter(|_| shmem::is_preloaded());
+    let slot = slot.or_else(|| no_launcher.is_some().then_some(Slot::FREE));
+    TableIterator::new(slot.into_iter().map(move |slot| {
+        let state = match no_launcher {
+            Some(_) => State::NoRoom,
+            None => slot.state,
+        };
         (
             (slot.worker_pid != 0).then_some(slot.worker_pid),
-            Some(slot.state.as_str().to_owned()),
-            slot.reason.to_option(),
+            Some(state.as_str().to_owned()),
+            no_launcher.clone().or_else(|| slot.reason.to_option()),
             Some(slot.in_flight),
             slot.last_error.to_option(),
             (slot.last_error_at != 0)

@@ -13,6 +13,7 @@ use crate::wake;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder};
 use pgrx::prelude::*;
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Covers what sends no signal: a database that became connectable or ceased to be a template.
@@ -22,13 +23,38 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_ROOM_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
+/// Whether the postmaster has taken the launcher; set before it starts any process.
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
 pub fn register() {
-    BackgroundWorkerBuilder::new("webhook launcher")
-        .set_library("webhook")
-        .set_function("webhook_launcher_main")
-        .enable_spi_access()
-        .set_restart_time(Some(Duration::from_secs(1)))
-        .load();
+    let registered = pg_compat::registers_worker(|| {
+        BackgroundWorkerBuilder::new("webhook launcher")
+            .set_library("webhook")
+            .set_function("webhook_launcher_main")
+            .enable_spi_access()
+            .set_restart_time(Some(Duration::from_secs(1)))
+            .load();
+    });
+    REGISTERED.store(registered, Ordering::Relaxed);
+    if !registered {
+        notice::warn(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            no_launcher(),
+            "Raise max_worker_processes in postgresql.conf and restart the server; no webhook is sent until then.",
+        );
+    }
+}
+
+/// Why there is no launcher and never will be, if so.
+pub fn why_none() -> Option<String> {
+    (!REGISTERED.load(Ordering::Relaxed))
+        .then(|| no_launcher() + "; raise it in postgresql.conf and restart the server")
+}
+
+fn no_launcher() -> String {
+    // SAFETY: a plain read, on the main thread.
+    let most = unsafe { pg_sys::max_worker_processes };
+    format!("max_worker_processes = {most} leaves no room for the launcher of webhook workers")
 }
 
 #[pg_guard]
@@ -113,7 +139,7 @@ enum Decision<'a> {
 }
 
 fn decide<'a>(registry: &mut shmem::Registry, database: &'a Database) -> Decision<'a> {
-    let now = now();
+    let now = shmem::monotonic_now();
     // One at a time where it is not known whether the extension is there: most workers will end at once,
     // and those that are needed must find room.
     let examining = registry
@@ -131,16 +157,17 @@ fn decide<'a>(registry: &mut shmem::Registry, database: &'a Database) -> Decisio
         }
         slot.stopped_for = 0;
     }
-    let waited = age(slot, now);
     let pause = match slot.state {
         State::Starting => START_TIMEOUT,
         State::NoRoom => NO_ROOM_RETRY,
         State::Stopped => backoff(slot.failures),
-        _ if examining => Duration::from_secs(1),
+        // The one that is examined wakes us when it has ended or is at work.
+        _ if examining => return Decision::LookAgainIn(Duration::from_secs(1)),
         _ => Duration::ZERO,
     };
-    if waited < pause {
-        return Decision::LookAgainIn(pause - waited);
+    let left = pause.saturating_sub(age(slot, now));
+    if !left.is_zero() {
+        return Decision::LookAgainIn(left);
     }
     match &database.role {
         // Nothing of ours is anywhere yet, or somebody has renamed the role.
@@ -160,7 +187,7 @@ fn decide<'a>(registry: &mut shmem::Registry, database: &'a Database) -> Decisio
         Some(Ok(role)) => {
             slot.role = *role;
             slot.say(State::Starting, "");
-            slot.changed_at = now;
+            slot.changed_at = Some(now);
             Decision::Start
         }
     }
@@ -174,13 +201,8 @@ fn backoff(failures: u32) -> Duration {
     }
 }
 
-fn age(slot: &Slot, now: pg_sys::TimestampTz) -> Duration {
-    Duration::from_micros(now.saturating_sub(slot.changed_at).max(0) as u64)
-}
-
-fn now() -> pg_sys::TimestampTz {
-    // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
+fn age(slot: &Slot, now: Duration) -> Duration {
+    (slot.changed_at).map_or(Duration::MAX, |then| now.saturating_sub(then))
 }
 
 fn is_alive(pid: i32) -> bool {
@@ -282,7 +304,7 @@ pub fn worker_ended(database: pg_sys::Oid) {
             slot.worker_pid = 0;
             slot.worker_proc = shmem::NO_PROC;
             slot.in_flight = 0;
-            slot.changed_at = now();
+            slot.changed_at = Some(shmem::monotonic_now());
             if !matches!(slot.state, State::NoExtension | State::Unexamined) {
                 slot.say(State::Stopped, "");
             }

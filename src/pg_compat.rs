@@ -18,6 +18,26 @@ pub fn my_proc_number() -> i32 {
     }
 }
 
+/// Does something that registers a static background worker, and says whether the postmaster took it: where there is
+/// no room it only writes a line to the log.
+pub fn registers_worker(register: impl FnOnce()) -> bool {
+    let before = first_registered_worker();
+    register();
+    first_registered_worker() != before
+}
+
+fn first_registered_worker() -> *mut std::ffi::c_void {
+    #[cfg(not(feature = "pg18"))]
+    type ListHead = pg_sys::slist_head;
+    #[cfg(feature = "pg18")]
+    type ListHead = pg_sys::dlist_head;
+    unsafe extern "C-unwind" {
+        static BackgroundWorkerList: ListHead;
+    }
+    // SAFETY: the postmaster's list of workers; it puts a new one first, and only the pointer is looked at.
+    unsafe { BackgroundWorkerList.head.next.cast() }
+}
+
 pub fn owns_database(database: pg_sys::Oid) -> bool {
     // SAFETY: a catalog lookup inside the transaction of the command at hand.
     unsafe {

@@ -3,6 +3,7 @@
 use pgrx::prelude::*;
 use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Databases that are watched at the same time.
 pub const MAX_DATABASES: usize = 256;
@@ -82,8 +83,9 @@ pub struct Slot {
     pub in_flight: i32,
     pub last_error: Text<400>,
     pub last_error_at: pg_sys::TimestampTz,
-    /// When the launcher asked for the worker, or the worker ended.
-    pub changed_at: pg_sys::TimestampTz,
+    /// When the launcher asked for the worker, or the worker ended; nothing where neither has happened yet. By
+    /// `monotonic_now()`: the clock on the wall may be set.
+    pub changed_at: Option<Duration>,
     /// Starts in a row that ended in an error.
     pub failures: u32,
     /// A backend is about to drop, rename, move or copy the database: its pid; no worker until it is done.
@@ -91,7 +93,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    const FREE: Self = Slot {
+    pub const FREE: Self = Slot {
         database: pg_sys::InvalidOid,
         state: State::Unexamined,
         reason: Text::EMPTY,
@@ -101,7 +103,7 @@ impl Slot {
         in_flight: 0,
         last_error: Text::EMPTY,
         last_error_at: 0,
-        changed_at: 0,
+        changed_at: None,
         failures: 0,
         stopped_for: 0,
     };
@@ -113,6 +115,17 @@ impl Slot {
 }
 
 pub const NO_PROC: i32 = -1;
+
+/// The time since some moment that is the same for all processes.
+pub fn monotonic_now() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: fills the struct that it is given; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
 
 #[derive(Clone, Copy)]
 pub struct Registry {

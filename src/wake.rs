@@ -84,7 +84,7 @@ fn launcher_for(database: pg_sys::Oid) {
         if asleep {
             slot.say(State::Unexamined, "");
         }
-        Some(asleep || slot.changed_at == 0)
+        Some(asleep || slot.changed_at.is_none())
     });
     if news == Some(true) {
         launcher();
