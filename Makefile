@@ -1,13 +1,24 @@
-# make help lists what there is. PG=16 builds for another version of PostgreSQL.
+# make help lists what there is. PG=16, PG=17 or PG=18 is for another version of PostgreSQL than 15.
 
 PG ?= 15
 PGRX := 0.18.1
-PG_CONFIG ?= /usr/lib/postgresql/$(PG)/bin/pg_config
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+# The server that PG_CONFIG names, else the one that Debian installs, else one that setup fetches.
+ifeq ($(PG_CONFIG),)
+DEBIAN_SERVER := /usr/lib/postgresql/$(PG)/bin/pg_config
+ifneq ($(or $(filter 15,$(PG)),$(wildcard $(DEBIAN_SERVER))),)
+PG_CONFIG := $(DEBIAN_SERVER)
+SERVER_PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG)
+else
+PG_CONFIG := $(TARGET)/postgresql-$(PG)/bin/pg_config
+FETCH_SERVER := pgrx-tests/servers/fetch.sh $(PG) $(TARGET)/postgresql-$(PG)
+SERVER_PACKAGES := tzdata
+endif
+endif
 VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
-PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
+PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
@@ -17,12 +28,13 @@ export WEBHOOK_TEST_VENV ?= $(VENV)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what is missing: Debian packages, cargo-pgrx
+setup: ## install what is missing: Debian packages, the server that PG= names, cargo-pgrx
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 		echo "Installing Debian packages:" $$missing; \
 		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	fi
+	@$(FETCH_SERVER)
 	@cargo pgrx --version 2>/dev/null | grep -qx 'cargo-pgrx $(PGRX)' || { \
 		echo "Installing cargo-pgrx $(PGRX): 5 to 12 minutes, once per machine"; \
 		cargo install --locked --quiet cargo-pgrx --version '=$(PGRX)'; }
@@ -34,15 +46,16 @@ build: setup ## compile the extension
 	cargo build --release $(FEATURES)
 
 # A running server has the library mapped: it must be a new file, and not the old one written over.
-UNLINK := $(SUDO) rm -f "$$($(PG_CONFIG) --pkglibdir)/webhook.so"
+UNLINK = $(INSTALLER) rm -f "$$($(PG_CONFIG) --pkglibdir)/webhook.so"
+INSTALLER = $(shell [ -w "$$($(PG_CONFIG) --pkglibdir)" ] || echo $(SUDO))
 
 install: setup ## compile, and install into the server that PG_CONFIG names
 	@echo "Compiling and installing the extension: 2 to 5 minutes the first time"
 	@$(UNLINK)
-	cargo pgrx install --release --pg-config $(PG_CONFIG) $(FEATURES) $(if $(SUDO),--sudo)
+	cargo pgrx install --release --pg-config $(PG_CONFIG) $(FEATURES) $(if $(INSTALLER),--sudo)
 
-run: ## a throwaway server with the extension, until Ctrl-C
-	@$(MAKE) --no-print-directory demo KEEP=1
+run: KEEP := 1
+run: demo ## a throwaway server with the extension, until Ctrl-C
 
 demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 	@echo "Compiling the demo: a minute the first time"
