@@ -1,6 +1,6 @@
 //! A throwaway PostgreSQL cluster on loopback.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use postgres::{Client, Config, NoTls};
 use crate::database::Database;
 use crate::directory::ServerDirectory;
 use crate::log::ServerLog;
-use crate::process::{Process, unprivileged};
+use crate::process::{Process, complete, unprivileged};
 use crate::{port, wait};
 
 const HOST: &str = "127.0.0.1";
@@ -48,12 +48,14 @@ static SHARED: OnceLock<Cluster> = OnceLock::new();
 pub struct Cluster {
     directory: ServerDirectory,
     port: u16,
+    superuser: String,
     environment: Vec<(String, String)>,
     server: Option<Process>,
 }
 
 pub struct Builder {
     purpose: String,
+    superuser: String,
     settings: String,
     environment: Vec<(String, String)>,
     preload: bool,
@@ -83,19 +85,43 @@ impl Builder {
         self
     }
 
+    /// The name of the superuser, instead of `postgres`.
+    pub fn superuser(mut self, name: &str) -> Builder {
+        self.superuser = name.to_owned();
+        self
+    }
+
     pub fn start(self) -> Cluster {
+        let preload = self.preload;
+        self.start_with(|cluster| {
+            cluster.initialise();
+            cluster.configure(SETTINGS);
+            if preload {
+                cluster.configure("shared_preload_libraries = 'webhook'");
+            }
+        })
+    }
+
+    /// A physical copy, as of this moment, with the original's settings but for the port and those added here.
+    pub fn start_copy_of(mut self, original: &Cluster) -> Cluster {
+        self.superuser.clone_from(&original.superuser);
+        self.start_with(|cluster| {
+            let mut backup = original.server_program("pg_basebackup");
+            backup.arg("-D").arg(cluster.data_directory());
+            complete(backup.args(["--checkpoint=fast", "--no-sync"]));
+        })
+    }
+
+    fn start_with(self, make_data_directory: impl FnOnce(&mut Cluster)) -> Cluster {
         let mut cluster = Cluster {
             directory: ServerDirectory::create(&self.purpose),
             port: port::free(),
+            superuser: self.superuser,
             environment: self.environment,
             server: None,
         };
-        cluster.initialise();
-        cluster.configure(SETTINGS);
+        make_data_directory(&mut cluster);
         cluster.configure(&format!("port = {}", cluster.port));
-        if self.preload {
-            cluster.configure("shared_preload_libraries = 'webhook'");
-        }
         cluster.configure(&self.settings);
         cluster.start_server();
         cluster
@@ -111,6 +137,7 @@ impl Cluster {
     pub fn builder() -> Builder {
         Builder {
             purpose: "e2e".to_owned(),
+            superuser: SUPERUSER.to_owned(),
             settings: String::new(),
             environment: Vec::new(),
             preload: true,
@@ -152,7 +179,7 @@ impl Cluster {
     /// How to connect to a database as superuser.
     pub fn config(&self, database: &str) -> Config {
         let mut config = Config::new();
-        config.host(HOST).port(self.port).user(SUPERUSER);
+        config.host(HOST).port(self.port).user(&self.superuser);
         config.connect_timeout(wait::DEADLINE).dbname(database);
         config
     }
@@ -165,12 +192,7 @@ impl Cluster {
 
     /// A client program of this PostgreSQL version, such as pg_dump, set to connect to this cluster.
     pub fn program(&self, name: &str) -> Command {
-        let mut command = Command::new(BIN_DIRECTORY.join(name));
-        command
-            .env("PGHOST", HOST)
-            .env("PGPORT", self.port.to_string())
-            .env("PGUSER", SUPERUSER);
-        command
+        self.connecting(Command::new(BIN_DIRECTORY.join(name)))
     }
 
     pub fn data_directory(&self) -> PathBuf {
@@ -254,22 +276,37 @@ impl Cluster {
         self.server.as_ref().expect("the server is running")
     }
 
-    fn initialise(&self) {
-        let output = self
-            .server_program("initdb")
-            .arg("-D")
-            .arg(self.data_directory())
-            .args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"])
-            .args(["--username", SUPERUSER, "--no-sync"])
-            .output()
-            .expect("initdb can be run");
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "initdb failed: {errors}");
+    /// Gives a stopped cluster another system identifier, as pg_createsubscriber does.
+    pub fn change_system_identifier(&self) {
+        assert!(self.server.is_none(), "the server is running");
+        let control = self.data_directory().join("global/pg_control");
+        let mut bytes = fs::read(&control).expect("pg_control is readable");
+        bytes[0] ^= 1;
+        fs::write(&control, bytes).expect("pg_control can be written");
+        // Makes the checksum right, and WAL of the new identifier.
+        let mut reset = self.server_program("pg_resetwal");
+        complete(reset.arg("--force").arg(self.data_directory()));
     }
 
+    fn initialise(&self) {
+        let mut initdb = self.server_program("initdb");
+        initdb.arg("-D").arg(self.data_directory());
+        initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"]);
+        complete(initdb.args(["--username", &self.superuser, "--no-sync"]));
+    }
+
+    /// A program that runs as the user who owns the data directory.
     fn server_program(&self, name: &str) -> Command {
         let mut command = unprivileged(BIN_DIRECTORY.join(name));
         command.current_dir(self.directory.path());
+        self.connecting(command)
+    }
+
+    fn connecting(&self, mut command: Command) -> Command {
+        command
+            .env("PGHOST", HOST)
+            .env("PGPORT", self.port.to_string())
+            .env("PGUSER", &self.superuser);
         command
     }
 

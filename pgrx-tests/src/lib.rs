@@ -2,6 +2,7 @@
 
 pub mod alerts;
 pub mod cluster;
+pub mod copies;
 pub mod database;
 pub mod dead_letters;
 pub mod directory;

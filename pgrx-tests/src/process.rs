@@ -42,6 +42,16 @@ pub fn unprivileged(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// Runs a command to its end, and returns what it printed.
+#[track_caller]
+pub fn complete(command: &mut Command) -> String {
+    let output = command.output();
+    let output = output.unwrap_or_else(|error| panic!("could not run {command:?}: {error}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
 /// Gives a path to the user who owns the servers.
 pub fn hand_over(path: &Path) -> io::Result<()> {
     match &*SERVICE_USER {

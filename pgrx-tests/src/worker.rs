@@ -29,6 +29,14 @@ pub fn successor(database: &Database, earlier: c_int) -> c_int {
     })
 }
 
+/// What webhook_status() says of it.
+#[track_caller]
+pub fn state_and_reason(database: &Database) -> (String, String) {
+    let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
+    let row = database.connect().query_one(sql, &[]).unwrap();
+    (row.get(0), row.get(1))
+}
+
 /// How many worker processes are connected to the database.
 #[track_caller]
 pub fn count(database: &Database) -> i64 {

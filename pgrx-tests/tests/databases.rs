@@ -6,6 +6,7 @@ use postgres::NoTls;
 use postgres::error::SqlState;
 use serde_json::json;
 use webhook_e2e::database::refusal;
+use webhook_e2e::worker::state_and_reason;
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
 
 /// So long a command on a database waits for its sessions to end.
@@ -333,13 +334,6 @@ fn timed(action: impl FnOnce()) -> Duration {
 #[track_caller]
 fn wait_for_no_worker(database: &Database) {
     wait::until_true("the worker to leave", || worker::count(database) == 0);
-}
-
-#[track_caller]
-fn state_and_reason(database: &Database) -> (String, String) {
-    let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
-    let row = database.connect().query_one(sql, &[]).unwrap();
-    (row.get(0), row.get(1))
 }
 
 #[test]

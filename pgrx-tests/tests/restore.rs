@@ -1,19 +1,20 @@
 //! A copy of a database sends nothing until somebody says that it is to.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::json;
 use standardwebhooks::Webhook;
 use uuid::Uuid;
-use webhook_e2e::directory::target_directory;
-use webhook_e2e::{Answer, Cluster, Database, Receiver, wait, worker};
+use webhook_e2e::copies::{DumpFile, dump_and_restore, wait_for_warning};
+use webhook_e2e::process::complete;
+use webhook_e2e::worker::state_and_reason;
+use webhook_e2e::{Answer, Cluster, Database, Receiver};
 
 #[test]
 fn restored_dump_sends_nothing_until_adopted() {
-    restored_copy_is_held_until_adopted(dump_and_restore);
+    restored_copy_is_held_until_adopted(|cluster, source, copy| {
+        dump_and_restore((cluster, source), (cluster, copy))
+    });
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn what_was_in_flight_at_the_dump_is_sent_after_the_adoption() {
     let event = source.emit("order.created", json!({}));
     receiver.wait_for_requests(1);
     let copy = cluster.plain_database("restored");
-    dump_and_restore(cluster, &source, &copy);
+    dump_and_restore((cluster, &source), (cluster, &copy));
     assert_eq!(source.delivery_status(event).as_deref(), Some("SENDING"));
     receiver.release("/orders");
     source.wait_for_status(event, "SENT");
@@ -100,7 +101,7 @@ fn a_dump_is_restored_where_the_networks_of_its_endpoints_are_forbidden() {
     cluster.reload();
     let already_sent = receiver.request_count();
     let copy = cluster.plain_database("restored");
-    dump_and_restore(&cluster, &source, &copy);
+    dump_and_restore((&cluster, &source), (&cluster, &copy));
     assert_eq!(contents(&copy), contents(&source));
 
     copy.execute("UPDATE webhook.endpoint SET paused_at = NULL");
@@ -157,14 +158,6 @@ fn a_copy_with_another_site_name_sends_nothing() {
     cluster.reload();
     database.wait_for_status(held, "SENT");
     assert_eq!(state_and_reason(&database).0, "running");
-}
-
-fn dump_and_restore(cluster: &Cluster, source: &Database, copy: &Database) {
-    let archive = DumpFile::of(source);
-    let mut dump = cluster.program("pg_dump");
-    complete(dump.arg("-Fc").arg("-f").arg(&archive.0).arg(source.name()));
-    let mut restore = cluster.program("pg_restore");
-    complete(restore.args(["-j4", "-d", copy.name()]).arg(&archive.0));
 }
 
 struct Filled {
@@ -231,49 +224,4 @@ fn contents(database: &Database) -> BTreeMap<String, String> {
         );
     }
     contents
-}
-
-/// Removed with this value.
-struct DumpFile(PathBuf);
-
-impl DumpFile {
-    fn of(database: &Database) -> DumpFile {
-        let name = format!("{}-{}.dump", database.name(), std::process::id());
-        DumpFile(target_directory().join(name))
-    }
-}
-
-impl Drop for DumpFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-#[track_caller]
-fn complete(command: &mut Command) {
-    let output = command.output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {errors}");
-}
-
-#[track_caller]
-fn wait_for_warning(cluster: &Cluster, database: &Database) {
-    let pid = worker::pid(database);
-    wait::until("the worker to warn", || {
-        let complaints = worker::complaints(cluster, pid);
-        match complaints
-            .iter()
-            .any(|line| line.contains("another installation"))
-        {
-            true => Ok(()),
-            false => Err(complaints),
-        }
-    });
-}
-
-#[track_caller]
-fn state_and_reason(database: &Database) -> (String, String) {
-    let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
-    let row = database.connect().query_one(sql, &[]).unwrap();
-    (row.get(0), row.get(1))
 }

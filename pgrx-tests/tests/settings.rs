@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use postgres::NoTls;
 use serde_json::json;
+use webhook_e2e::worker::state_and_reason;
 use webhook_e2e::{Answer, Cluster, Database, Receiver, wait, worker};
 
 #[test]
@@ -297,13 +298,6 @@ fn emit_read_write(database: &Database) -> uuid::Uuid {
         .batch_execute("SET default_transaction_read_only = off")
         .unwrap();
     webhook_e2e::database::emit(&mut session, "order.created", json!({}))
-}
-
-#[track_caller]
-fn state_and_reason(database: &Database) -> (String, String) {
-    let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
-    let row = database.connect().query_one(sql, &[]).unwrap();
-    (row.get(0), row.get(1))
 }
 
 fn status(database: &Database) -> String {

@@ -1,0 +1,58 @@
+//! Copies of databases: how they are made, and what they say of themselves.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::cluster::Cluster;
+use crate::database::Database;
+use crate::directory::target_directory;
+use crate::process::complete;
+use crate::{wait, worker};
+
+/// Restores a dump of `source` into `copy`, a database without the extension.
+#[track_caller]
+pub fn dump_and_restore(source: (&Cluster, &Database), copy: (&Cluster, &Database)) {
+    let archive = DumpFile::of(source.1);
+    let mut dump = source.0.program("pg_dump");
+    complete(
+        dump.arg("-Fc")
+            .arg("-f")
+            .arg(&archive.0)
+            .arg(source.1.name()),
+    );
+    let mut restore = copy.0.program("pg_restore");
+    complete(
+        restore
+            .args(["-j4", "--exit-on-error", "-d", copy.1.name()])
+            .arg(&archive.0),
+    );
+}
+
+/// Removed with this value.
+pub struct DumpFile(pub PathBuf);
+
+impl DumpFile {
+    pub fn of(database: &Database) -> DumpFile {
+        let name = format!("{}-{}.dump", database.name(), std::process::id());
+        DumpFile(target_directory().join(name))
+    }
+}
+
+impl Drop for DumpFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Waits until the database's worker has said in the log that it holds endpoints.
+#[track_caller]
+pub fn wait_for_warning(cluster: &Cluster, database: &Database) {
+    let pid = worker::pid(database);
+    wait::until("a warning about foreign endpoints", || {
+        let complaints = worker::complaints(cluster, pid);
+        match (complaints.iter()).any(|line| line.contains("another installation")) {
+            true => Ok(()),
+            false => Err(complaints),
+        }
+    });
+}
