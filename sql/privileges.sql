@@ -95,16 +95,16 @@ END $$;
 CREATE FUNCTION webhook.grant_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    grantee regrole := webhook.require_role(role);
+    to_role regrole := webhook.require_role(role);
     api record;
     privilege text;
 BEGIN
     FOR privilege IN SELECT webhook.privileges(level) LOOP
-        EXECUTE format('GRANT %s TO %s', privilege, grantee);
+        EXECUTE format('GRANT %s TO %s', privilege, to_role);
     END LOOP;
     SELECT * INTO api FROM webhook.api_schema();
-    IF NOT has_schema_privilege(grantee, api.schema, 'USAGE') THEN
-        EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', api.schema, grantee);
+    IF NOT has_schema_privilege(to_role, api.schema, 'USAGE') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', api.schema, to_role);
     END IF;
 END $$;
 
@@ -113,31 +113,31 @@ END $$;
 CREATE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    grantee regrole := webhook.require_role(role);
+    from_role regrole := webhook.require_role(role);
     taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
     kept text[] := ARRAY(
         SELECT l.level FROM (VALUES ('emit', 'webhook_emit'), ('read', 'webhook_status'), ('operate', 'webhook_pause'),
                                     ('admin', 'webhook_add_endpoint')) AS l (level, hallmark)
         JOIN webhook.members() m ON m.name = l.hallmark
         JOIN pg_proc p ON p.oid = m.routine
-        WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = revoke_level.grantee));
+        WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = from_role));
     api record;
     privilege text;
 BEGIN
     FOR privilege IN
         SELECT webhook.privileges(level) EXCEPT SELECT webhook.privileges(k) FROM unnest(kept) AS k
     LOOP
-        EXECUTE format('REVOKE %s FROM %s', privilege, grantee);
+        EXECUTE format('REVOKE %s FROM %s', privilege, from_role);
     END LOOP;
     SELECT * INTO api FROM webhook.api_schema();
     IF cardinality(kept) = 0
-       AND EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = api.schema AND a.grantee = revoke_level.grantee) THEN
+       AND EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = api.schema AND a.grantee = from_role) THEN
         IF api.is_ours_alone THEN
-            EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', api.schema, grantee);
+            EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', api.schema, from_role);
         ELSE
             RAISE NOTICE 'role "%" keeps its rights to schema "%"', role, api.schema
                 USING DETAIL = 'There are other things than webhook''s in that schema.',
-                      HINT = format('REVOKE USAGE ON SCHEMA %s FROM %s takes it away.', api.schema, grantee);
+                      HINT = format('REVOKE USAGE ON SCHEMA %s FROM %s takes it away.', api.schema, from_role);
         END IF;
     END IF;
 END $$;

@@ -265,6 +265,8 @@ fn connectable_databases() -> Vec<Database> {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        // Whoever changed something wakes us before telling all caches of it.
+        pg_sys::InvalidateSystemCaches();
         let owner = owner::find();
         let relation =
             pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);

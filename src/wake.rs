@@ -80,11 +80,11 @@ pub fn worker_now() {
 fn launcher_for(database: pg_sys::Oid) {
     let news = shmem::write(|registry| {
         let slot = registry.slot_or_new(database)?;
-        let asleep = matches!(slot.state, State::NoExtension | State::Refused);
+        let asleep = slot.state == State::NoExtension;
         if asleep {
             slot.say(State::Unexamined, "");
         }
-        Some(asleep || slot.changed_at.is_none())
+        Some(asleep || slot.state == State::Refused || slot.changed_at.is_none())
     });
     if news == Some(true) {
         launcher();
