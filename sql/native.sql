@@ -50,12 +50,6 @@ CREATE FUNCTION webhook.render_request(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
--- A row of a table as to_jsonb() makes it, but with the rights of the table's owner: a type may have a cast to JSON, and
--- that is the owner's code. The columns that nobody needs are null, whatever they have: they are not read.
-CREATE FUNCTION webhook.row_as_json(table_row anyelement, table_oid oid, unneeded text[]) RETURNS jsonb
-    LANGUAGE c STABLE STRICT
-    AS 'MODULE_PATHNAME', 'row_as_json';
-
 -- Wakes this database's worker when the current transaction commits.
 CREATE FUNCTION webhook.wake() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -2,54 +2,17 @@
 --
 -- webhook_watch() makes one trigger for each operation. It runs once for a statement, whatever the number of rows, and emits
 -- them in batches. The triggers belong to the table, are dumped and restored with it, and have all they need in their
--- arguments: the type of the event, and options as JSON. Who writes the table needs no right of ours: webhook_trigger() has
--- the rights of the extension's owner.
---
--- Hence what it takes care of. It runs no text that anybody gave. What code there is in the types of a table's columns (a
--- cast to JSON) runs with the rights of the table's owner. The names of the transition tables are fixed, and are used only
--- where the catalog says that the trigger has them: else they might be those of a temporary view of the writer's.
---
--- The old and the new rows of an update are paired by their places. The server writes both down as it updates a row, so
--- they are in the same order, and no key is needed: a table may have none, and an update may change it. The one exception
--- is a row on its way to another partition that a BEFORE trigger there drops; then their numbers differ, and none is paired.
+-- arguments: the type of the event, and options as JSON. Whoever writes the table needs no right of ours: webhook_trigger()
+-- makes JSON of the rows with the writer's rights, and then calls the functions below with those of the extension's owner
+-- (src/capture.rs says how).
 
-CREATE FUNCTION webhook.refuse_trigger(problem text, remedy text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RAISE EXCEPTION 'webhook_trigger() cannot work like this: %', problem USING ERRCODE = 'trigger_protocol_violated', HINT = remedy;
-END $$;
-
--- Which columns the options keep out of the payload, and which may change without an event; null where all count. Of those
--- that are kept out, the ones that are not needed at all are not read: nothing in them can be too large, or fail to be JSON.
--- A column that is not there may have another name now: rather no event than one with what was to be kept out.
-CREATE FUNCTION webhook.column_choice(
-    options jsonb, columns text[], OUT hidden text[], OUT ignored text[], OUT unneeded text[])
-    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    include text[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'include'));
-    exclude text[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'exclude'));
-    changed text[] := ARRAY(SELECT jsonb_array_elements_text(options -> 'changed'));
-    missing text;
-BEGIN
-    SELECT named INTO missing FROM unnest(include || exclude || changed || (options ->> 'tenant_column')) AS named
-    WHERE named <> ALL (columns) LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'column "%" does not exist any more', missing USING ERRCODE = 'undefined_column',
-            HINT = 'The table is watched by the names of its columns: call webhook_watch() again.';
-    END IF;
-    hidden := CASE WHEN options ? 'include' THEN ARRAY(SELECT unnest(columns) EXCEPT SELECT unnest(include)) ELSE exclude END;
-    ignored := CASE WHEN options ? 'changed' THEN ARRAY(SELECT unnest(columns) EXCEPT SELECT unnest(changed)) END;
-    unneeded := ARRAY(SELECT unnest(hidden) EXCEPT SELECT unnest(changed || (options ->> 'tenant_column')));
-END $$;
-
+-- The payloads and tenants of a batch go together.
 CREATE FUNCTION webhook.emit_changes(event_type text, payloads jsonb[], tenants text[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wrong_tenant text;
 BEGIN
-    IF cardinality(payloads) = 0 THEN
-        RETURN;
-    ELSIF cardinality(payloads) = 1 THEN
+    IF cardinality(payloads) = 1 THEN
         PERFORM webhook.emit(event_type, payloads[1], NULL, NULL, NULL, NULL, NULL, tenants[1], NULL);
         RETURN;
     ELSIF webhook.is_event_type(event_type) IS NOT TRUE THEN
@@ -86,140 +49,11 @@ EXCEPTION
 END $$;
 
 -- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
--- AFTER, for each row or for each statement. A statement gives its rows in transition tables named old_rows and new_rows;
--- without them, as after TRUNCATE, it is one event without rows. How values are written is not up to the writer's session: with
--- fewer digits of a float, say, a change of it would not even be seen.
+-- AFTER, for each row or for each statement. A statement gives its rows in transition tables, of any name; without them, as
+-- after TRUNCATE, it is one event without rows.
 CREATE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-    SET bytea_output = 'hex' SET extra_float_digits = 1 AS $$
-DECLARE
-    batch_rows constant int := 1000;
-    batch_bytes constant bigint := 16 * 1024 * 1024;
-    options jsonb := coalesce(TG_ARGV[1], '{}');
-    is_choosy boolean := options ?| '{changed,include,exclude,tenant_column}';
-    only_warns boolean := coalesce(options ->> 'on_error' = 'warn', false);
-    by_row boolean := TG_LEVEL = 'ROW';
-    new_table name;
-    old_table name;
-    new_cursor refcursor;
-    old_cursor refcursor;
-    new_row record;
-    old_row record;
-    new_json jsonb;
-    old_json jsonb;
-    hidden text[];
-    ignored text[];
-    unneeded text[] := '{}';
-    payload jsonb;
-    payloads jsonb[] := '{}';
-    bytes bigint := 0;
-    tenants text[] := '{}';
-    lost bigint := 0;
-    problem text;
-BEGIN
-    IF TG_WHEN <> 'AFTER' THEN
-        PERFORM webhook.refuse_trigger(format('it is called %s the operation', TG_WHEN), 'Make it an AFTER trigger, of a table.');
-    ELSIF TG_NARGS NOT IN (1, 2) OR jsonb_typeof(options) <> 'object'
-          OR options - '{changed,include,exclude,tenant_column,on_error}'::text[] <> '{}' OR options ?& '{include,exclude}'
-          OR options ->> 'on_error' NOT IN ('raise', 'warn') OR jsonb_typeof(options -> 'tenant_column') <> 'string'
-          OR 'array' <> ANY (ARRAY[jsonb_typeof(options -> 'changed'), jsonb_typeof(options -> 'include'),
-                                   jsonb_typeof(options -> 'exclude')]) THEN
-        PERFORM webhook.refuse_trigger('its arguments are not the type of an event and options that it knows',
-            'Such as webhook_trigger(''order.updated'', ''{"changed": ["status"]}''); webhook_watch() makes a trigger for you.');
-    ELSIF NOT by_row THEN
-        SELECT t.tgnewtable, t.tgoldtable INTO new_table, old_table FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME;
-        IF new_table <> 'new_rows' OR old_table <> 'old_rows' THEN
-            PERFORM webhook.refuse_trigger('its transition tables have other names',
-                'Call them REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows.');
-        END IF;
-        IF new_table IS NOT NULL AND old_table IS NOT NULL THEN
-            IF (SELECT count(*) FROM new_rows) <> (SELECT count(*) FROM old_rows) THEN
-                problem := 'a row that was to move to another partition was dropped on the way, by a trigger there';
-                IF only_warns THEN
-                    RAISE WARNING '% of table "%.%" not emitted: %', TG_ARGV[0], TG_TABLE_SCHEMA, TG_TABLE_NAME, problem;
-                    RETURN NULL;
-                END IF;
-                PERFORM webhook.refuse_trigger(problem, 'Let that trigger raise an error instead, or make this one FOR EACH ROW.');
-            END IF;
-        END IF;
-        IF new_table IS NOT NULL THEN
-            OPEN new_cursor NO SCROLL FOR SELECT * FROM new_rows;
-        END IF;
-        IF old_table IS NOT NULL THEN
-            OPEN old_cursor NO SCROLL FOR SELECT * FROM old_rows;
-        END IF;
-    END IF;
-
-    LOOP
-        IF new_table IS NOT NULL THEN
-            FETCH new_cursor INTO new_row;
-            EXIT WHEN NOT FOUND;
-        END IF;
-        IF old_table IS NOT NULL THEN
-            FETCH old_cursor INTO old_row;
-            EXIT WHEN NOT FOUND;
-        END IF;
-
-        -- Nothing is written in here, so it takes no transaction id.
-        BEGIN
-            IF is_choosy AND hidden IS NULL AND (by_row OR num_nonnulls(new_table, old_table) > 0) THEN
-                SELECT c.hidden, c.ignored, c.unneeded INTO hidden, ignored, unneeded
-                FROM webhook.column_choice(options, ARRAY(SELECT a.attname::text FROM pg_attribute a
-                                                          WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped)) c;
-            END IF;
-            new_json := CASE WHEN by_row THEN webhook.row_as_json(NEW, TG_RELID, unneeded)
-                             ELSE webhook.row_as_json(new_row, TG_RELID, unneeded) END;
-            old_json := CASE WHEN by_row THEN webhook.row_as_json(OLD, TG_RELID, unneeded)
-                             ELSE webhook.row_as_json(old_row, TG_RELID, unneeded) END;
-            -- Without both of them, or where all columns count, this is null.
-            IF (new_json - ignored = old_json - ignored) IS NOT TRUE THEN
-                payload := jsonb_build_object(
-                    'type', TG_OP, 'schema', TG_TABLE_SCHEMA, 'table', TG_TABLE_NAME,
-                    'record', new_json - coalesce(hidden, '{}'), 'old_record', old_json - coalesce(hidden, '{}'));
-                payloads := payloads || payload;
-                bytes := bytes + pg_column_size(payload);
-                tenants := tenants || (coalesce(new_json, old_json) ->> (options ->> 'tenant_column'));
-            END IF;
-        EXCEPTION WHEN OTHERS THEN
-            IF NOT only_warns THEN
-                RAISE;
-            END IF;
-            lost := lost + 1;
-            problem := SQLERRM;
-        END;
-
-        EXIT WHEN num_nonnulls(new_table, old_table) = 0;
-        IF cardinality(payloads) = batch_rows OR bytes >= batch_bytes THEN
-            IF only_warns THEN
-                SELECT p.lost, p.problem INTO lost, problem FROM webhook.emit_possible_changes(TG_ARGV[0], payloads, tenants, lost, problem) p;
-            ELSE
-                PERFORM webhook.emit_changes(TG_ARGV[0], payloads, tenants);
-            END IF;
-            payloads := '{}';
-            bytes := 0;
-            tenants := '{}';
-        END IF;
-    END LOOP;
-    -- Or they would stay until the transaction ends.
-    IF new_table IS NOT NULL THEN
-        CLOSE new_cursor;
-    END IF;
-    IF old_table IS NOT NULL THEN
-        CLOSE old_cursor;
-    END IF;
-
-    IF only_warns THEN
-        SELECT p.lost, p.problem INTO lost, problem FROM webhook.emit_possible_changes(TG_ARGV[0], payloads, tenants, lost, problem) p;
-        IF lost > 0 THEN
-            RAISE WARNING '% of table "%.%" not emitted: % events', TG_ARGV[0], TG_TABLE_SCHEMA, TG_TABLE_NAME, lost
-                USING DETAIL = format('The last of them: %s', problem);
-        END IF;
-    ELSE
-        PERFORM webhook.emit_changes(TG_ARGV[0], payloads, tenants);
-    END IF;
-    RETURN NULL;
-END $$;
+    LANGUAGE c
+    AS 'MODULE_PATHNAME', 'webhook_trigger';
 
 -- By membership and not by name: the owner of the schema that the extension is in may rename it and make another.
 CREATE FUNCTION webhook.trigger_function() RETURNS regproc

@@ -4,6 +4,7 @@
 use pgrx::prelude::*;
 
 mod api;
+mod capture;
 mod ddl_hook;
 mod filter;
 mod launcher;

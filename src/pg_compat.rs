@@ -195,3 +195,21 @@ pub fn forget_cancellation() {
     // SAFETY: the flag is set by the signal handlers of this thread.
     unsafe { (&raw mut pg_sys::QueryCancelPending).write_volatile(0) };
 }
+
+/// # Safety
+/// The description is valid, and outlives the slice.
+pub unsafe fn attributes<'a>(
+    description: pg_sys::TupleDesc,
+) -> &'a [pg_sys::FormData_pg_attribute] {
+    // SAFETY: the attributes follow the header; from 18 on, after as many short forms of themselves.
+    unsafe {
+        let count = (*description).natts as usize;
+        #[cfg(not(feature = "pg18"))]
+        return (*description).attrs.as_slice(count);
+        #[cfg(feature = "pg18")]
+        return std::slice::from_raw_parts(
+            (*description).compact_attrs.as_ptr().add(count).cast(),
+            count,
+        );
+    }
+}

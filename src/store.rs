@@ -1,6 +1,7 @@
 //! The only place that talks SQL. Here are the session and its transactions; `queue` has the calls of a turn,
-//! `upkeep` those of every few seconds.
+//! `upkeep` those of every few seconds, `capture` those of the trigger function.
 
+mod capture;
 mod queue;
 mod uninstall;
 mod upkeep;
@@ -17,6 +18,7 @@ use std::panic::AssertUnwindSafe;
 use std::thread::LocalKey;
 use webhook_delivery::Key;
 
+pub use capture::{Changes, emit_changes, emit_possible_changes};
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use uninstall::{needs_schema, unsent, withdraw_grants};
 pub use upkeep::{

@@ -149,6 +149,53 @@ fn triggers_by_hand_work_for_rows_with_a_condition_and_for_statements() {
 }
 
 #[test]
+fn transition_tables_may_have_any_name() {
+    let database = database();
+    database.execute(
+        "CREATE TRIGGER a AFTER INSERT ON orders REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT
+             EXECUTE FUNCTION webhook_trigger('order.a');
+         CREATE TRIGGER b AFTER UPDATE ON orders REFERENCING NEW TABLE AS old_rows OLD TABLE AS new_rows FOR EACH STATEMENT
+             EXECUTE FUNCTION webhook_trigger('order.b');
+         CREATE TRIGGER c AFTER UPDATE ON orders REFERENCING NEW TABLE AS alone FOR EACH STATEMENT
+             EXECUTE FUNCTION webhook_trigger('order.c', '{\"changed\": [\"status\"]}');
+         INSERT INTO orders VALUES (1);
+         UPDATE orders SET id = 2",
+    );
+    assert_eq!(
+        take_ids(&database),
+        [
+            change("order.a", NONE, json!(1)),
+            change("order.b", json!(1), json!(2)),
+            change("order.c", NONE, json!(2)),
+        ]
+    );
+}
+
+#[test]
+fn triggers_of_one_statement_read_the_same_rows() {
+    let database = watched("");
+    // Rows that the server keeps in a file, and a trigger that reads half of them before ours does.
+    database.execute(
+        "SET work_mem = '64kB';
+         CREATE FUNCTION peek() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN PERFORM FROM new_rows LIMIT 1500; RETURN NULL; END $$;
+         CREATE TRIGGER a AFTER INSERT ON orders REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION peek();
+         CREATE TRIGGER b AFTER INSERT ON orders REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT
+             EXECUTE FUNCTION webhook_trigger('order.again');
+         CREATE TRIGGER z AFTER INSERT ON orders REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION peek();
+         INSERT INTO orders SELECT n, repeat('x', 100) FROM generate_series(1, 3000) n",
+    );
+    let seen = take_ids(&database);
+    for event_type in ["order.created", "order.again"] {
+        let ids: Vec<i64> = (seen.iter())
+            .filter(|(seen_type, ..)| seen_type == event_type)
+            .filter_map(|(.., new)| new.as_i64())
+            .collect();
+        assert!(ids.iter().copied().eq(1..=3000), "{event_type}");
+    }
+}
+
+#[test]
 fn triggers_by_hand_that_cannot_work_say_why() {
     let database = database();
     let cases = [
@@ -180,8 +227,13 @@ fn triggers_by_hand_that_cannot_work_say_why() {
             "39P01",
         ),
         (
-            "AFTER INSERT ON orders REFERENCING NEW TABLE AS mine FOR EACH STATEMENT",
-            "('a')",
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"exclude\": [null]}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', 'no json')",
             "39P01",
         ),
         ("AFTER INSERT ON orders FOR EACH ROW", "('a b')", "22023"),
