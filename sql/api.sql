@@ -12,7 +12,7 @@ CREATE FUNCTION @extschema@.webhook_add_endpoint(
     tenant text DEFAULT NULL, OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}',
     format text DEFAULT 'standard', template jsonb DEFAULT NULL, filter jsonpath DEFAULT NULL,
     max_in_flight int DEFAULT NULL, metadata jsonb DEFAULT '{}')
-    LANGUAGE sql
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
     -- As text: in a body of statements the server counts the OUT parameter among the arguments.
     AS 'SELECT * FROM webhook.add_endpoint(
             name, url, event_types, policy, tenant, secret, headers, format, template, filter,

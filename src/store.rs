@@ -20,7 +20,7 @@ use webhook_delivery::Key;
 
 pub use capture::{Changes, emit_changes, emit_possible_changes};
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
-pub use uninstall::{needs_schema, unsent, withdraw_grants};
+pub use uninstall::{may_drop_extension, may_drop_schema, unsent, withdraw_grants};
 pub use upkeep::{
     Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
     expire_tally, expire_waiting, find_extension, foreign_endpoints, is_without_site,

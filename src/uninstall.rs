@@ -30,13 +30,15 @@ pub unsafe fn before(node: *mut pg_sys::Node) {
     }
     // SAFETY: schemas and extensions are named by strings.
     let names = unsafe { names(drop.objects) };
+    // SAFETY: a plain question.
+    let user = unsafe { pg_sys::GetUserId() };
     let lost = owner::with_rights(|| {
-        let is_ours = if is_extension {
-            names.iter().any(|name| name == "webhook")
-        } else {
-            store::needs_schema(names)
+        // Who may not drop it learns nothing of it.
+        let drops = match is_extension {
+            true => store::may_drop_extension(user, names),
+            false => store::may_drop_schema(user, names),
         };
-        is_ours.then(store::unsent).flatten()
+        drops.then(store::unsent).flatten()
     });
     let Some(unsent) = lost else { return };
     if unsent > 0 {

@@ -1,6 +1,6 @@
 //! Everything belongs to webhook_owner, nobody can be it, and nobody else has any right that was not given.
 
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use postgres::NoTls;
@@ -423,6 +423,48 @@ fn after_the_extension_no_role_is_held_by_anything_of_it() {
     databases[0].execute("DROP EXTENSION webhook");
     databases[1].execute("DROP SCHEMA hooks CASCADE");
     databases[0].execute("DROP ROLE app; DROP ROLE webhook_owner");
+}
+
+#[test]
+fn dropping_the_extension_says_how_many_deliveries_are_lost() {
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    for (drop, told) in [
+        ("DROP EXTENSION webhook", true),
+        ("DROP EXTENSION webhook CASCADE", true),
+        ("SET ROLE keeper; DROP SCHEMA public CASCADE", true),
+        ("DROP SCHEMA elsewhere CASCADE", false),
+        ("SET ROLE stranger; DROP EXTENSION webhook", false),
+        ("SET ROLE stranger; DROP SCHEMA public CASCADE", false),
+    ] {
+        let database = cluster.database("dropping");
+        let name = database.name();
+        database.execute(&format!(
+            "CREATE ROLE keeper; CREATE ROLE stranger; ALTER DATABASE {name} OWNER TO keeper; CREATE SCHEMA elsewhere"
+        ));
+        database.add_endpoint("orders", "http://127.0.0.1:9/");
+        database.execute("SELECT webhook_emit_many('order.created', '{1,2,3}')");
+        let warnings = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&warnings);
+        let mut session = database.connect_noticing(move |notice| {
+            heard.lock().unwrap().push(notice.message().to_owned());
+        });
+        let _ = session.batch_execute(drop);
+        let expected = "3 deliveries were not sent yet and are dropped with the extension";
+        let heard = warnings
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|message| message == expected);
+        assert_eq!(heard, told, "{drop}: {:?}", warnings.lock().unwrap());
+        let exists: bool =
+            database.query_one_value("SELECT to_regclass('webhook.event') IS NOT NULL");
+        assert_eq!(exists, !told, "{drop}");
+        session
+            .batch_execute(&format!(
+                "RESET ROLE; ALTER DATABASE {name} OWNER TO postgres; DROP ROLE keeper, stranger"
+            ))
+            .unwrap();
+    }
 }
 
 #[test]

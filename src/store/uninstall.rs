@@ -3,11 +3,19 @@
 use pgrx::datum::DatumWithOid;
 use pgrx::prelude::*;
 
-/// Whether the extension goes with one of these schemas.
-pub fn needs_schema(names: Vec<String>) -> bool {
-    let sql = "SELECT EXISTS (SELECT FROM pg_extension x JOIN pg_namespace n ON n.oid = x.extnamespace
-                              WHERE x.extname = 'webhook' AND (n.nspname = ANY ($1) OR 'webhook' = ANY ($1)))";
-    value(sql, &[names.into()]).unwrap_or(false)
+/// Whether these are extensions, ours among them, that the user may drop.
+pub fn may_drop_extension(user: pg_sys::Oid, names: Vec<String>) -> bool {
+    let sql = "SELECT EXISTS (SELECT FROM pg_extension x WHERE x.extname = 'webhook' AND x.extname = ANY ($2)
+                                AND pg_has_role($1, x.extowner, 'USAGE'))";
+    value(sql, &[user.into(), names.into()]).unwrap_or(false)
+}
+
+/// Whether these are schemas, one that the extension needs among them, that the user may drop.
+pub fn may_drop_schema(user: pg_sys::Oid, names: Vec<String>) -> bool {
+    let sql = "SELECT EXISTS (SELECT FROM pg_extension x JOIN pg_namespace n ON n.oid = x.extnamespace OR n.nspname = 'webhook'
+                              WHERE x.extname = 'webhook' AND n.nspname = ANY ($2)
+                                AND pg_has_role($1, n.nspowner, 'USAGE'))";
+    value(sql, &[user.into(), names.into()]).unwrap_or(false)
 }
 
 /// How many deliveries are queued; nothing where somebody has renamed our schema.
