@@ -107,7 +107,7 @@ fn a_probe_that_succeeds_closes() {
 
 #[test]
 fn a_probe_that_fails_reopens_at_once_with_a_doubled_cooldown_up_to_the_longest() {
-    let guarded = Guarded::with("cooldown = '20 ms', max_cooldown = '50 ms'");
+    let guarded = Guarded::with("cooldown = '120 ms', max_cooldown = '300 ms'");
     record_transitions(&guarded.database);
     guarded.answer(500);
     guarded.emit(3);
@@ -120,10 +120,10 @@ fn a_probe_that_fails_reopens_at_once_with_a_doubled_cooldown_up_to_the_longest(
                     FROM transition WHERE state = 'OPEN' AND trips <= 4";
     assert_eq!(
         guarded.database.query_one_value::<String>(openings),
-        "3 failures: 00:00:00.02, 4 failures: 00:00:00.04, 5 failures: 00:00:00.05, 6 failures: 00:00:00.05"
+        "3 failures: 00:00:00.12, 4 failures: 00:00:00.24, 5 failures: 00:00:00.3, 6 failures: 00:00:00.3"
     );
     let requests = guarded.wait_for_requests(6);
-    for (place, cooldown) in [(3, 20), (4, 40), (5, 50)] {
+    for (place, cooldown) in [(3, 120), (4, 240), (5, 300)] {
         let waited = requests[place].arrived - requests[place - 1].arrived;
         assert!(waited >= Duration::from_millis(cooldown), "{waited:?}");
     }
