@@ -49,8 +49,10 @@ BEGIN
             SELECT 'ROUTINE', p.oid::regprocedure::text, p.proowner, p.proacl, acldefault('f', p.proowner)
             FROM pg_proc p WHERE d.classid = 'pg_proc'::regclass AND p.oid = d.objid
             UNION ALL
+            -- From 17 on row types and array types are members too; they follow their table and their element.
             SELECT 'TYPE', t.oid::regtype::text, t.typowner, t.typacl, acldefault('T', t.typowner)
-            FROM pg_type t WHERE d.classid = 'pg_type'::regclass AND t.oid = d.objid
+            FROM pg_type t LEFT JOIN pg_class r ON r.oid = t.typrelid
+            WHERE d.classid = 'pg_type'::regclass AND t.oid = d.objid AND t.typcategory <> 'A' AND coalesce(r.relkind, 'c') = 'c'
         ) o
         WHERE d.deptype = 'e' AND o.owner <> to_regrole('webhook_owner')
         ORDER BY o.kind = 'SEQUENCE'                    -- one that a column owns follows its table
