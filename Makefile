@@ -1,16 +1,17 @@
 # make help lists what there is. PG=16, PG=17 or PG=18 is for another version of PostgreSQL than 15.
 
 PG ?= 15
+OLD ?= 15
 PGRX := 0.18.1
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # The server that PG_CONFIG names, else the one that Debian installs, else one that setup fetches.
+SERVER = $(if $(or $(filter 15,$(1)),$(wildcard $(DEBIAN_SERVER))),$(DEBIAN_SERVER),$(TARGET)/postgresql-$(1)/bin/pg_config)
+DEBIAN_SERVER = /usr/lib/postgresql/$(1)/bin/pg_config
 ifeq ($(PG_CONFIG),)
-DEBIAN_SERVER := /usr/lib/postgresql/$(PG)/bin/pg_config
-ifneq ($(or $(filter 15,$(PG)),$(wildcard $(DEBIAN_SERVER))),)
-PG_CONFIG := $(DEBIAN_SERVER)
+override PG_CONFIG := $(call SERVER,$(PG))
+ifeq ($(PG_CONFIG),$(call DEBIAN_SERVER,$(PG)))
 SERVER_PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG)
 else
-PG_CONFIG := $(TARGET)/postgresql-$(PG)/bin/pg_config
 FETCH_SERVER := pgrx-tests/servers/fetch.sh $(PG) $(TARGET)/postgresql-$(PG)
 SERVER_PACKAGES := tzdata
 endif
@@ -23,10 +24,10 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build install run demo test lint unit pgtest e2e bench package clean venv
+.PHONY: help setup build install run demo test lint unit pgtest e2e upgradetest bench package clean venv
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what is missing: Debian packages, the server that PG= names, cargo-pgrx
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
@@ -93,6 +94,11 @@ pgtest: setup ## tests that run inside a backend
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP
 	cargo test --package webhook-e2e
+
+upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
+	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)
+	OLD_PG_CONFIG=$(or $(OLD_PG_CONFIG),$(call SERVER,$(OLD))) \
+		cargo test --package webhook-e2e --test upgrade -- --include-ignored
 
 bench: install ## what emitting costs, commit to receipt on an idle server, what retention costs delivery
 	cargo run --release --quiet --package webhook-e2e --bin emit

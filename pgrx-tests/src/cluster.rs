@@ -32,20 +32,23 @@ webhook.allow_networks = '127.0.0.0/8, ::1'
 webhook.allow_ports = '1-65535'
 ";
 
-static BIN_DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let pg_config = env::var_os("PG_CONFIG").unwrap_or("pg_config".into());
+static BIN_DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| bin_directory("PG_CONFIG"));
+
+fn bin_directory(variable: &str) -> PathBuf {
+    let pg_config = env::var_os(variable).unwrap_or("pg_config".into());
     let output = Command::new(&pg_config)
         .arg("--bindir")
         .output()
         .unwrap_or_else(|error| {
-            panic!("could not run {pg_config:?} (set PG_CONFIG to its path): {error}")
+            panic!("could not run {pg_config:?} (set {variable} to its path): {error}")
         });
     PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
-});
+}
 
 static SHARED: OnceLock<Cluster> = OnceLock::new();
 
 pub struct Cluster {
+    programs: PathBuf,
     directory: ServerDirectory,
     port: u16,
     superuser: String,
@@ -54,6 +57,7 @@ pub struct Cluster {
 }
 
 pub struct Builder {
+    programs: PathBuf,
     purpose: String,
     superuser: String,
     settings: String,
@@ -91,14 +95,40 @@ impl Builder {
         self
     }
 
+    /// Of the version whose pg_config this variable of the environment names, instead of PG_CONFIG.
+    pub fn version_of(mut self, variable: &str) -> Builder {
+        self.programs = bin_directory(variable);
+        self
+    }
+
     pub fn start(self) -> Cluster {
         let preload = self.preload;
+        self.start_with(|cluster| cluster.initialise(preload, &[]))
+    }
+
+    /// What pg_upgrade makes of a stopped cluster of an older version.
+    pub fn start_upgrade_of(self, old: &Cluster) -> Cluster {
+        assert!(old.server.is_none(), "the server is running");
+        let preload = self.preload;
         self.start_with(|cluster| {
-            cluster.initialise();
-            cluster.configure(SETTINGS);
-            if preload {
-                cluster.configure("shared_preload_libraries = 'webhook'");
-            }
+            // Both clusters need the same choice, and from 18 on the default is another.
+            let option = "--no-data-checksums";
+            let help = complete(cluster.server_program("initdb").arg("--help"));
+            let options: &[&str] = if help.contains(option) {
+                &[option]
+            } else {
+                &[]
+            };
+            cluster.initialise(preload, options);
+            let mut upgrade = cluster.server_program("pg_upgrade");
+            upgrade.arg("--old-bindir").arg(&old.programs);
+            upgrade.arg("--old-datadir").arg(old.data_directory());
+            upgrade.args(["--old-port", &old.port.to_string()]);
+            upgrade.arg("--new-datadir").arg(cluster.data_directory());
+            upgrade.args(["--new-port", &cluster.port.to_string()]);
+            // The path of a socket has to be short.
+            upgrade.arg("--socketdir").arg(env::temp_dir());
+            complete(&mut upgrade);
         })
     }
 
@@ -114,6 +144,7 @@ impl Builder {
 
     fn start_with(self, make_data_directory: impl FnOnce(&mut Cluster)) -> Cluster {
         let mut cluster = Cluster {
+            programs: self.programs,
             directory: ServerDirectory::create(&self.purpose),
             port: port::free(),
             superuser: self.superuser,
@@ -136,6 +167,7 @@ impl Cluster {
 
     pub fn builder() -> Builder {
         Builder {
+            programs: BIN_DIRECTORY.clone(),
             purpose: "e2e".to_owned(),
             superuser: SUPERUSER.to_owned(),
             settings: String::new(),
@@ -192,7 +224,7 @@ impl Cluster {
 
     /// A client program of this PostgreSQL version, such as pg_dump, set to connect to this cluster.
     pub fn program(&self, name: &str) -> Command {
-        self.connecting(Command::new(BIN_DIRECTORY.join(name)))
+        self.connecting(Command::new(self.programs.join(name)))
     }
 
     pub fn data_directory(&self) -> PathBuf {
@@ -288,16 +320,21 @@ impl Cluster {
         complete(reset.arg("--force").arg(self.data_directory()));
     }
 
-    fn initialise(&self) {
+    fn initialise(&mut self, preload: bool, options: &[&str]) {
         let mut initdb = self.server_program("initdb");
         initdb.arg("-D").arg(self.data_directory());
         initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"]);
-        complete(initdb.args(["--username", &self.superuser, "--no-sync"]));
+        initdb.args(["--username", &self.superuser, "--no-sync"]);
+        complete(initdb.args(options));
+        self.configure(SETTINGS);
+        if preload {
+            self.configure("shared_preload_libraries = 'webhook'");
+        }
     }
 
     /// A program that runs as the user who owns the data directory.
     fn server_program(&self, name: &str) -> Command {
-        let mut command = unprivileged(BIN_DIRECTORY.join(name));
+        let mut command = unprivileged(self.programs.join(name));
         command.current_dir(self.directory.path());
         self.connecting(command)
     }

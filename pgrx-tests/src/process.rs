@@ -47,9 +47,10 @@ pub fn unprivileged(program: impl AsRef<OsStr>) -> Command {
 pub fn complete(command: &mut Command) -> String {
     let output = command.output();
     let output = output.unwrap_or_else(|error| panic!("could not run {command:?}: {error}"));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    assert!(output.status.success(), "{command:?}: {errors}\n{printed}");
+    printed
 }
 
 /// Gives a path to the user who owns the servers.
