@@ -60,6 +60,12 @@ CREATE FUNCTION webhook.trigger_function() RETURNS regproc
     LANGUAGE sql STABLE
     RETURN (SELECT m.routine FROM webhook.members() m WHERE m.name = 'webhook_trigger');
 
+-- Columns that are computed when they are read: a row that a trigger sees has no value of them. PostgreSQL has them from 18 on.
+CREATE FUNCTION webhook.virtual_columns(target regclass) RETURNS text[]
+    LANGUAGE sql STABLE
+    RETURN ARRAY(SELECT a.attname::text FROM pg_attribute a
+                 WHERE a.attrelid = target AND a.attgenerated = 'v' AND NOT a.attisdropped ORDER BY a.attnum);
+
 -- What may be watched, and how; says so where it may not. With rights of ours: who watches a table needs none in our schema
 -- but that to call this.
 CREATE FUNCTION webhook.require_watchable(
@@ -127,6 +133,12 @@ BEGIN
             RAISE EXCEPTION 'column "%" of "%", named in %, does not exist', wrong, target, parameter.name USING ERRCODE = 'undefined_column',
                 HINT = coalesce(webhook.did_you_mean(wrong, columns), format('Its columns are %s.', array_to_string(columns, ', ')));
         END IF;
+        SELECT named INTO wrong FROM unnest(parameter.named) AS named WHERE named = ANY (webhook.virtual_columns(target)) LIMIT 1;
+        IF FOUND AND parameter.name IN ('changed', 'tenant_column') THEN
+            RAISE EXCEPTION 'column "%" of "%", named in %, is generated and virtual', wrong, target, parameter.name
+                USING ERRCODE = 'feature_not_supported', DETAIL = 'A trigger sees no values of such a column.',
+                HINT = 'Make it STORED, or name the columns that it is computed from.';
+        END IF;
     END LOOP;
 END $$;
 
@@ -141,8 +153,15 @@ DECLARE
     options jsonb := jsonb_strip_nulls(jsonb_build_object('include', include, 'exclude', exclude, 'tenant_column', tenant_column,
                                                           'on_error', nullif(on_error, 'raise')));
     operation record;
+    uncaptured text;
 BEGIN
     PERFORM webhook.require_watchable(target, prefix, operations, changed, include, exclude, on_error, tenant_column);
+    SELECT string_agg(format('"%s"', named), ', ') INTO uncaptured FROM unnest(webhook.virtual_columns(target)) AS named
+    WHERE named = ANY (coalesce(include, ARRAY[named])) AND named <> ALL (coalesce(exclude, '{}'));
+    IF uncaptured IS NOT NULL THEN
+        RAISE NOTICE 'events of "%" do not show virtual generated columns: %', target, uncaptured
+            USING HINT = 'A trigger sees no values of them. Make them STORED, or name them in exclude.';
+    END IF;
     PERFORM webhook.unwatch(target);
     FOR operation IN
         SELECT * FROM (VALUES ('insert', 'created', 'REFERENCING NEW TABLE AS new_rows'),

@@ -3,7 +3,7 @@
 use serde_json::json;
 use webhook_e2e::Database;
 use webhook_e2e::database::refusal;
-use webhook_e2e::watch::{NONE, change, database, take_ids, watched};
+use webhook_e2e::watch::{NONE, change, database, take, take_ids, watched};
 
 // the functions themselves
 
@@ -109,6 +109,47 @@ fn bad_input_is_refused_with_a_hint_and_changes_nothing() {
         take_ids(&database),
         [change("order.created", NONE, json!(1))]
     );
+}
+
+/// Before PostgreSQL 18 there are no virtual columns, and every column is in the events.
+#[test]
+fn virtual_generated_columns_are_said_to_be_missing() {
+    let database = database();
+    let version: i32 =
+        database.query_one_value("SELECT current_setting('server_version_num')::int");
+    let (kind, is_captured) = match version {
+        180000.. => ("VIRTUAL", false),
+        _ => ("STORED", true),
+    };
+    database.execute(&format!(
+        "ALTER TABLE orders ADD COLUMN twice numeric GENERATED ALWAYS AS (total * 2) {kind}"
+    ));
+    let (sender, notices) = std::sync::mpsc::channel();
+    let mut session = database.connect_noticing(move |notice| {
+        let _ = sender.send(notice.message().to_owned());
+    });
+    let mut watch = |arguments: &str| {
+        session.batch_execute(&format!(
+            "SELECT webhook_watch('orders', 'order'{arguments})"
+        ))
+    };
+    watch("").unwrap();
+    let said: Vec<String> = notices.try_iter().collect();
+    assert_eq!(
+        said.iter().any(|notice| notice.contains("\"twice\"")),
+        !is_captured
+    );
+    database.execute("INSERT INTO orders VALUES (1, 'new', 4)");
+    let (_, payload) = take(&database).remove(0);
+    let expected = is_captured.then(|| json!(8));
+    assert_eq!(payload["record"].get("twice"), expected.as_ref());
+
+    // Nobody misses what is not asked for, and nobody can wait for what is not seen.
+    watch(", exclude => '{twice}'").unwrap();
+    assert_eq!(notices.try_iter().count(), 0);
+    for choice in [", changed => '{twice}'", ", tenant_column => 'twice'"] {
+        assert_eq!(watch(choice).is_ok(), is_captured, "{choice}");
+    }
 }
 
 // by hand
