@@ -1,6 +1,9 @@
 -- The end of the install script and of every upgrade script: all that is ours belongs to webhook_owner, and nobody else has any
 -- right to it.
 --
+-- An upgrade script replaces everything first. Until then it calls no function of ours and writes no table of ours that has a
+-- trigger: the old code would run as the superuser who upgrades.
+--
 -- No client can be webhook_owner, and it can do nothing but what its own objects need, so a hole in our code is a hole in webhooks
 -- and not in the server. Superuser rights are used while such a script runs, and never again.
 

@@ -171,7 +171,7 @@ fn emits_through_pgbouncer_in_transaction_mode() {
 }
 
 #[test]
-fn the_emitting_role_needs_execute_and_nothing_on_the_tables() {
+fn the_emitting_role_needs_the_level_and_nothing_on_the_tables() {
     let (database, receiver) = database_and_receiver();
     let role = format!("{}_emitter", database.name());
     database.execute(&format!("CREATE ROLE {role}"));
@@ -182,7 +182,7 @@ fn the_emitting_role_needs_execute_and_nothing_on_the_tables() {
     let emitting = "SELECT webhook_emit('order.created')";
     assert_eq!(refusal(&mut session, emitting).code().code(), "42501");
 
-    database.execute(&format!("GRANT EXECUTE ON FUNCTION webhook_emit TO {role}"));
+    database.execute(&format!("SELECT webhook_grant('{role}', 'emit')"));
     let event = emit(&mut session, "order.created", json!({}));
     receiver.wait_for_event(event);
 

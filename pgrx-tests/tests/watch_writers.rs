@@ -155,9 +155,7 @@ fn who_watches_needs_the_right_to_create_triggers_of_the_table() {
     let database = database();
     let role = format!("{}_watcher", database.name());
     database.execute(&format!(
-        "CREATE ROLE {role};
-         GRANT USAGE ON SCHEMA webhook TO {role};
-         GRANT EXECUTE ON FUNCTION webhook.require_watchable, webhook_watch, webhook_unwatch, webhook_trigger TO {role}"
+        "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit')"
     ));
     let mut session = database.connect();
     session
