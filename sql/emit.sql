@@ -45,8 +45,8 @@ BEGIN
         HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
 END $$;
 
--- Not a CHECK of the table: what was emitted before there was such a rule can be restored. The range is that of control
--- characters whatever the collation of the database takes for one.
+-- Not a CHECK of the table: what was emitted before there was such a rule can be restored. The ranges are those of
+-- control characters, whatever the collation of the database takes for one.
 CREATE FUNCTION webhook.require_key(parameter text, value text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

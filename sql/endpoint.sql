@@ -20,19 +20,25 @@ BEGIN
 END $$;
 
 CREATE FUNCTION webhook.header_size_problem(headers jsonb) RETURNS text
-    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     large record;
     sizes record;
 BEGIN
     SELECT h.key, length(h.value) AS size INTO large FROM jsonb_each_text(headers) AS h
     WHERE length(h.key) > 200 OR length(h.value) > 8192 ORDER BY length(h.value) DESC LIMIT 1;
-    SELECT count(*) AS headers, coalesce(sum(length(h.key) + length(h.value)), 0) AS bytes INTO sizes FROM jsonb_each_text(headers) AS h;
+    SELECT count(*) AS headers, coalesce(sum(length(h.key) + length(h.value)), 0) AS bytes INTO sizes
+    FROM jsonb_each_text(headers) AS h;
     RETURN CASE
-        WHEN length(large.key) > 200 THEN format('the name of a header has %s bytes, more than 200', length(large.key))
-        WHEN large.key IS NOT NULL THEN format('the value of header "%s" has %s bytes, more than 8192', large.key, large.size)
-        WHEN sizes.headers > 50 THEN format('there are %s headers, more than 50', sizes.headers)
-        WHEN sizes.bytes > 16384 THEN format('the headers have %s bytes together, more than 16384', sizes.bytes)
+        WHEN length(large.key) > 200 THEN
+            format('the name of a header has %s bytes, more than 200', length(large.key))
+        WHEN large.key IS NOT NULL THEN
+            format('the value of header "%s" has %s bytes, more than 8192', large.key, large.size)
+        WHEN sizes.headers > 50 THEN
+            format('there are %s headers, more than 50', sizes.headers)
+        WHEN sizes.bytes > 16384 THEN
+            format('the headers have %s bytes together, more than 16384', sizes.bytes)
     END;
 END $$;
 
@@ -114,13 +120,13 @@ BEGIN
         END IF;
     END IF;
 
-    -- Only a new one, as with headers and templates below: what is there already must not keep the worker, or a person, from
-    -- stopping its endpoint.
+    -- Only a new one, as with headers and templates below: what is there already must not keep the worker, or a
+    -- person, from stopping its endpoint.
     IF problem IS NULL AND NEW.filter::text IS DISTINCT FROM OLD.filter::text THEN
         problem := webhook.filter_problem(NEW.filter);
         remedy := CASE WHEN problem ~ 'pattern' THEN
-            'Patterns may repeat characters, classes and groups without repetitions, at most 100 times, and alternate. Where it is enough, '
-            'compare with == or starts with.'
+            'Patterns may repeat characters, classes and groups without repetitions, at most 100 times, and alternate. '
+            'Where it is enough, compare with == or starts with.'
         ELSE
             'A filter is a condition on {"type": .., "data": ..}, such as $.data.total > 100 or exists($.data.items[*] ? (@.price > 10)).'
         END;
@@ -143,7 +149,8 @@ BEGIN
     -- A receiver that takes no more than this answers with an error that nobody reads as such.
     IF problem IS NULL AND NEW.headers IS DISTINCT FROM OLD.headers THEN
         problem := webhook.header_size_problem(NEW.headers);
-        remedy := 'All headers together have at most 50 names and 16 kB, a value 8 kB. Put what is larger into the body, with a template.';
+        remedy := 'All headers together have at most 50 names and 16 kB, a value 8 kB. '
+                  'Put what is larger into the body, with a template.';
     END IF;
 
     IF problem IS NULL AND NEW.template IS DISTINCT FROM OLD.template THEN

@@ -1,7 +1,7 @@
 -- Recovery: a claim whose worker is gone, or has forgotten it, goes back to the queue.
 
--- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session. Anybody may have locked a
--- number, or many: the next one does as well. The tries are bounded; the next worker goes on with the numbers after them.
+-- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session. Anybody may have
+-- locked a number, or many: the next one does as well. The tries are bounded; the next worker goes on after them.
 CREATE FUNCTION webhook.begin_instance() RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -14,8 +14,10 @@ BEGIN
             RETURN instance;
         END IF;
     END LOOP;
-    RAISE EXCEPTION 'somebody has locked the numbers of the next % workers', most_tries USING ERRCODE = 'lock_not_available',
-        HINT = format('SELECT pid FROM pg_locks WHERE locktype = ''advisory'' AND classid = %s shows who.', webhook.instance_lock());
+    RAISE EXCEPTION 'somebody has locked the numbers of the next % workers', most_tries
+        USING ERRCODE = 'lock_not_available',
+              HINT = format('SELECT pid FROM pg_locks WHERE locktype = ''advisory'' AND classid = %s shows who.',
+                            webhook.instance_lock());
 END $$;
 
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.

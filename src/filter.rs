@@ -1,13 +1,15 @@
-//! What a filter costs at worst. It runs in the transaction of whoever emits, on whatever they emit, so it is bounded when
-//! it is registered: by its length, by the patterns of `like_regex` in it, and by the ways that it goes through a document.
+//! What a filter costs at worst. It runs in the transaction of whoever emits, on whatever they emit, so
+//! it is bounded when it is registered: by its length, by the patterns of `like_regex` in it, and by the
+//! ways that it goes through a document.
 //!
-//! The server's regular expressions are automata, as long as they have no back-references and no look-around. An automaton
-//! takes each character once, and at worst looks at each of its states and their arcs for it. A pattern has about as many
-//! states as characters once its repetitions are written out, and a class has an arc for each of the characters that the
-//! pattern tells apart. Both are counted here. A repetition within a repetition is refused whatever it costs.
+//! The server's regular expressions are automata, as long as they have no back-references and no look-
+//! around. An automaton takes each character once, and at worst looks at each of its states and their
+//! arcs for it. A pattern has about as many states as characters once its repetitions are written out,
+//! and a class has an arc for each of the characters that the pattern tells apart. Both are counted here.
+//! A repetition within a repetition is refused whatever it costs.
 //!
-//! It has to understand all that the server takes for a pattern, and refuses what it does not understand. No pgrx here: the
-//! tests run without a server.
+//! It has to understand all that the server takes for a pattern, and refuses what it does not understand.
+//! No pgrx here: the tests run without a server.
 
 use std::collections::BTreeSet;
 use std::iter::Peekable;
@@ -20,7 +22,7 @@ const MOST_REPETITIONS: usize = 100;
 const MOST_STATES: usize = 200;
 const MOST_ARCS: usize = 1_000;
 
-/// What is wrong with a filter, given as the server writes a jsonpath: names and texts in quotes, as in JSON.
+/// What is wrong with a filter, given as the server writes a jsonpath: names and texts in quotes.
 pub fn problem(filter: &str) -> Option<String> {
     let length = filter.chars().count();
     if length > MOST_CHARACTERS {
@@ -44,7 +46,8 @@ pub fn problem(filter: &str) -> Option<String> {
     }
     if states > MOST_STATES {
         return Some(format!(
-            "the patterns of the filter have {states} characters with their repetitions written out, more than {MOST_STATES}"
+            "the patterns of the filter have {states} characters with their repetitions written out, \
+             more than {MOST_STATES}"
         ));
     }
     (arcs > MOST_ARCS).then(|| {
@@ -443,7 +446,8 @@ mod tests {
     fn the_size_of_all_patterns_together_is_bounded() {
         let states = |count: usize| {
             Some(format!(
-                "the patterns of the filter have {count} characters with their repetitions written out, more than 200"
+                "the patterns of the filter have {count} characters with their repetitions written out, \
+                 more than 200"
             ))
         };
         assert_eq!(problem(&with_pattern("a{100}b{100}")), None);

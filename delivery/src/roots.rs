@@ -28,7 +28,7 @@ impl Roots {
     fn add_file(&mut self, path: &Path) -> Result<(), String> {
         let wrong = |what: &dyn Display| format!("\"{}\": {what}", path.display());
         let mut file = File::open(path).map_err(|error| wrong(&error))?;
-        // Whoever writes the file says whom we trust. Asked of the file that is read, whatever the path leads to by then.
+        // Whoever writes the file says whom we trust. Asked of the open file: the path may lead elsewhere by then.
         let mode = file.metadata().map_err(|error| wrong(&error))?.mode();
         if mode & 0o002 != 0 {
             return Err(wrong(

@@ -55,8 +55,8 @@ fn network(item: &str) -> Result<IpNet, String> {
     as_ipv4(item, network)
 }
 
-/// Addresses are judged as the IPv4 addresses that they stand for, so networks of such addresses become IPv4 networks too.
-/// All of NAT64 stays as it is written: it names the translator.
+/// Addresses are judged as the IPv4 addresses that they stand for, so networks of such addresses become IPv4
+/// networks too. All of NAT64 stays as it is written: it names the translator.
 fn as_ipv4(item: &str, network: IpNet) -> Result<IpNet, String> {
     let IpNet::V6(v6) = network else {
         return Ok(network);
@@ -68,7 +68,7 @@ fn as_ipv4(item: &str, network: IpNet) -> Result<IpNet, String> {
             let network = Ipv4Net::new(meant, length - 96).expect("at most 32 bits");
             Ok(IpNet::V4(network))
         }
-        // Of a wider network the first 80 bits are 0 as well: nothing else is in it that anybody could mean.
+        // Nothing else is in such a network that anybody could mean.
         _ if (81..96).contains(&length) && v6.contains(&Ipv4Addr::UNSPECIFIED.to_ipv6_mapped()) => {
             Err(format!(
                 "\"{item}\" is wider than ::ffff:0:0/96, the IPv4 addresses mapped to IPv6: write IPv4 networks"
