@@ -8,6 +8,7 @@ mod capture;
 mod ddl_hook;
 mod filter;
 mod launcher;
+mod memory;
 mod names;
 mod notice;
 mod owner;

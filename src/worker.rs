@@ -8,6 +8,7 @@ mod retention;
 mod turn;
 
 use crate::launcher;
+use crate::memory;
 use crate::notice;
 use crate::pg_compat;
 use crate::settings::{self, Settings};
@@ -140,6 +141,12 @@ struct Worker {
     longest_request: Duration,
     errors_in_a_row: u32,
     reruns: u32,
+    /// When to look whether there is memory again, where it is short.
+    next_reserve: Option<Instant>,
+    /// Bytes of payload that may be in flight.
+    most_bytes: usize,
+    /// Bytes of payload since memory was last given back.
+    burst: usize,
     reported: Option<(State, i32)>,
 }
 
@@ -156,6 +163,7 @@ impl Worker {
                 .or_else(|| Roots::load(None).ok())
                 .unwrap_or_default(),
         };
+        memory::take_reserve();
         let threads = threads_within_limits(settings.workers);
         let pool = Pool::start(threads, setup.clone()).map_err(|error| Trouble {
             code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
@@ -183,6 +191,9 @@ impl Worker {
             longest_request: Duration::ZERO,
             errors_in_a_row: 0,
             reruns: 0,
+            next_reserve: None,
+            most_bytes: turn::MOST_BYTES,
+            burst: 0,
             reported: None,
         }))
     }
@@ -226,6 +237,7 @@ impl Worker {
     fn wait(&mut self, pause: Duration) -> Option<End> {
         if pause > Duration::from_millis(100) {
             store::flush_statistics();
+            self.give_back_memory();
         }
         if wait_for_latch_or(&self.pool, pause) {
             self.agenda.woken();
@@ -249,6 +261,15 @@ impl Worker {
                 .is_some_and(|slot| slot.stopped_for != 0)
         });
         database_is_wanted.then_some(End::Stop)
+    }
+
+    /// The allocator keeps what was freed, and would keep the largest burst that ever was.
+    fn give_back_memory(&mut self) {
+        const BURST: usize = 4 << 20;
+        if self.burst >= BURST && self.ledger.out() == 0 {
+            memory::give_back();
+            self.burst = 0;
+        }
     }
 
     /// The networks change even where the file of certificate authorities cannot be loaded.

@@ -1,12 +1,16 @@
 //! What is sent: the event in the endpoint's format.
 
 use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::attempt::Attempt;
 use crate::failure::Failure;
-use crate::template::{MAX_BODY, Template};
+use crate::memory::{self, Growing};
+use crate::template::Template;
+
+/// What a body has besides the payload, as a rule.
+const ENVELOPE: usize = 512;
 
 /// Not `Debug`: a template may contain credentials.
 pub enum Format {
@@ -80,7 +84,6 @@ struct Named<'a> {
 
 /// The same bytes for every attempt of an event while the endpoint stays as it is, so that receivers can compare them.
 pub(crate) fn render(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
-    let not_json = |_| Failure::invalid_request("the payload is not valid JSON");
     let id = attempt.key.event_id;
     let event_type = &*attempt.event_type;
     let timestamp = &*attempt.occurred_at;
@@ -88,50 +91,64 @@ pub(crate) fn render(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
     let data: &RawValue = serde_json::from_str(&attempt.payload).map_err(not_json)?;
 
     match &attempt.route.format {
-        Format::Standard => serde_json::to_vec(&Standard {
-            id,
-            event_type,
-            timestamp,
-            data,
-        })
-        .map_err(not_json),
-        Format::Raw => Ok(data.get().into()),
-        Format::CloudEvents { source } => serde_json::to_vec(&CloudEvent {
-            specversion: "1.0",
-            id,
-            source,
-            event_type,
-            time: timestamp,
-            datacontenttype: "application/json",
-            tenant,
-            data,
-        })
-        .map_err(not_json),
-        Format::Template(template) => {
-            let event = to_raw_value(&Named {
+        Format::Standard => json(
+            &Standard {
                 id,
                 event_type,
                 timestamp,
+                data,
+            },
+            data,
+        ),
+        Format::Raw => Ok(memory::copy(data.get())?.into_bytes()),
+        Format::CloudEvents { source } => json(
+            &CloudEvent {
+                specversion: "1.0",
+                id,
+                source,
+                event_type,
+                time: timestamp,
+                datacontenttype: "application/json",
                 tenant,
                 data,
-            });
+            },
+            data,
+        ),
+        Format::Template(template) => {
+            let event = json(
+                &Named {
+                    id,
+                    event_type,
+                    timestamp,
+                    tenant,
+                    data,
+                },
+                data,
+            )?;
             // What is wrong with it might show what it contains, and is told at registration.
             let template = Template::parse(template).map_err(|_| {
                 Failure::invalid_request("the template of the endpoint is not valid")
             })?;
-            let body = template.render(&event.map_err(not_json)?);
-            let body = body.ok_or_else(|| {
-                Failure::invalid_request(format!(
-                    "the rendered template is larger than {} MB",
-                    MAX_BODY >> 20
-                ))
-            })?;
-            Ok(body.into_bytes())
+            template.render(serde_json::from_slice(&event).map_err(not_json)?)
         }
         Format::Unknown => Err(Failure::invalid_request(
             "the format of the endpoint is not known, or its template is missing",
         )),
     }
+}
+
+/// The payload is nearly all of it.
+fn json(value: &impl Serialize, payload: &RawValue) -> Result<Vec<u8>, Failure> {
+    let mut body = Growing::with_room(payload.get().len() + ENVELOPE)?;
+    match serde_json::to_writer(&mut body, value) {
+        Ok(()) => Ok(body.into_bytes()),
+        Err(error) if error.is_io() => Err(Failure::out_of_memory()),
+        Err(_) => Err(not_json(())),
+    }
+}
+
+fn not_json<E>(_: E) -> Failure {
+    Failure::invalid_request("the payload is not valid JSON")
 }
 
 #[cfg(test)]

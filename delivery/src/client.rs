@@ -1,6 +1,6 @@
 //! Performs one attempt over the connections that all threads share.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::mem;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +17,7 @@ use crate::attempt::{Attempt, Response};
 use crate::deadline::{self, Deadline};
 use crate::failure::{Failure, FailureKind};
 use crate::gate::Gate;
+use crate::memory::Growing;
 use crate::resolver::Resolver;
 use crate::roots::Roots;
 use crate::{request, threads};
@@ -172,13 +173,13 @@ fn read(response: http::Response<Body>) -> Response {
         .and_then(|header| header.to_str().ok())
         .and_then(|text| wait_asked_for(text.trim(), SystemTime::now()));
 
-    let mut body = Vec::new();
+    let mut body = Growing::default();
     let mut reader = response.into_body().into_reader().take(DRAIN);
-    let _ = reader.read_to_end(&mut body);
+    let _ = io::copy(&mut reader, &mut body);
     Response {
         status,
         retry_after,
-        excerpt: excerpt(&body),
+        excerpt: excerpt(&body.into_bytes()),
     }
 }
 

@@ -10,6 +10,7 @@ use ureq::Error;
 
 use crate::attempt::Route;
 use crate::deadline::Progress;
+use crate::memory::OutOfMemory;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureKind {
@@ -60,6 +61,10 @@ impl Failure {
 
     pub(crate) fn invalid_request(message: impl Into<String>) -> Failure {
         Failure::new(FailureKind::InvalidRequest, message)
+    }
+
+    pub(crate) fn out_of_memory() -> Failure {
+        Failure::new(FailureKind::Local, "not enough memory for the request")
     }
 
     /// What is wrong with this host rather than with the endpoint, if that is what `error` says.
@@ -163,6 +168,12 @@ fn describe_tls(error: &rustls::Error) -> &'static str {
         InvalidMessage(_) => "the server does not speak TLS",
         PeerIncompatible(_) => "the server shares no TLS version or cipher with us",
         _ => "the TLS connection failed",
+    }
+}
+
+impl From<OutOfMemory> for Failure {
+    fn from(_: OutOfMemory) -> Failure {
+        Failure::out_of_memory()
     }
 }
 

@@ -12,6 +12,7 @@ mod gate;
 mod lobby;
 #[cfg(test)]
 mod loopback;
+pub mod memory;
 mod pool;
 mod request;
 mod resolver;

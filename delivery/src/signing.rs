@@ -20,7 +20,7 @@ pub(crate) fn sign(
         return Err(Failure::invalid_request("the endpoint has no secret"));
     }
     let timestamp = timestamp.to_string();
-    let signatures: Result<Vec<_>, _> = secrets
+    let signatures: Result<Vec<_>, Failure> = secrets
         .iter()
         .map(|secret| {
             let mut mac = keyed(secret)

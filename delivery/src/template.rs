@@ -5,11 +5,13 @@
 //! event's own JSON. So nothing is read and written anew on the way: numbers keep their digits, at any depth, and
 //! what a value contains is never taken for a placeholder.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde_json::Deserializer;
 use serde_json::value::RawValue;
+
+use crate::failure::Failure;
+use crate::memory::{Growing, OutOfMemory};
 
 const MAX_TEMPLATE: usize = 64 * 1024;
 /// A template may name the whole payload a thousand times.
@@ -148,22 +150,25 @@ impl Template {
         number
     }
 
-    /// `event` is the JSON object that the paths lead into. `None` if there would be more than `MAX_BODY`.
-    pub(crate) fn render(&self, event: &RawValue) -> Option<String> {
+    /// `event` is the JSON object that the paths lead into.
+    pub(crate) fn render(&self, event: &RawValue) -> Result<Vec<u8>, Failure> {
         let mut found = vec![MISSING; self.paths];
         self.wanted.find(event, &mut found);
-        let mut body = String::new();
+        let mut body = Growing::default();
         for piece in &self.pieces {
             match piece {
-                Piece::Json(text) => body.push_str(text),
-                Piece::Value(number) => body.push_str(found[*number]),
-                Piece::Text(number) => body.push_str(within_quotes(&as_string(found[*number]))),
+                Piece::Json(text) => body.push(text.as_bytes())?,
+                Piece::Value(number) => body.push(found[*number].as_bytes())?,
+                Piece::Text(number) => push_text(&mut body, found[*number])?,
             }
             if body.len() > MAX_BODY {
-                return None;
+                return Err(Failure::invalid_request(format!(
+                    "the rendered template is larger than {} MB",
+                    MAX_BODY >> 20
+                )));
             }
         }
-        Some(body)
+        Ok(body.into_bytes())
     }
 }
 
@@ -269,12 +274,27 @@ fn shown(placeholder: &str) -> String {
     }
 }
 
-/// A value as a JSON string: a string as it is, of anything else its JSON.
-fn as_string(value: &str) -> Cow<'_, str> {
-    match value.starts_with('"') {
-        true => Cow::Borrowed(value),
-        false => Cow::Owned(quoted(value)),
+/// A value within a string: a string as it is, of anything else its JSON.
+fn push_text(body: &mut Growing, value: &str) -> Result<(), OutOfMemory> {
+    if value.starts_with('"') {
+        return body.push(within_quotes(value).as_bytes());
     }
+    let mut rest = value;
+    // All that JSON can have and a string cannot.
+    while let Some(at) = rest.find(['"', '\\', '\n', '\r', '\t']) {
+        let (plain, special) = rest.split_at(at);
+        let escaped: &[u8] = match special.as_bytes()[0] {
+            b'"' => b"\\\"",
+            b'\\' => b"\\\\",
+            b'\n' => b"\\n",
+            b'\r' => b"\\r",
+            _ => b"\\t",
+        };
+        body.push(plain.as_bytes())?;
+        body.push(escaped)?;
+        rest = &special[1..];
+    }
+    body.push(rest.as_bytes())
 }
 
 fn quoted(text: &str) -> String {

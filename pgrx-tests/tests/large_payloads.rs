@@ -5,8 +5,8 @@ use webhook_e2e::{Cluster, Receiver};
 /// A payload of this many bytes, nearly the most that is accepted.
 const MEGABYTE: usize = 1_000_000;
 /// What fits into the bounds on all payloads in flight and on those of one endpoint; each may be exceeded by one.
-const OF_ALL: i64 = (64 << 20) / MEGABYTE as i64;
-const OF_ONE: i64 = OF_ALL / 4;
+const OF_ALL: i64 = (32 << 20) / MEGABYTE as i64;
+const OF_ONE: i64 = OF_ALL / 2;
 
 #[test]
 fn a_backlog_of_large_payloads_is_claimed_by_bytes_and_delays_nobody() {

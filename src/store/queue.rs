@@ -2,6 +2,7 @@
 
 use super::upkeep::{Finished, Tally};
 use super::{Call, column, event_uuid, from_pgrx, run};
+use crate::memory;
 use crate::settings::Settings;
 use pgrx::spi::{self, SpiClient};
 use std::collections::{HashMap, HashSet};
@@ -146,8 +147,10 @@ pub fn claim(
             endpoint_id: row.get::<i32>(2)?.unwrap_or_default(),
             claim_seq: row.get::<i64>(3)?.unwrap_or_default(),
         };
-        match (row.get::<String>(6)?, routes.get(&key.endpoint_id)) {
-            (Some(payload), Some(route)) => claimed.attempts.push(Attempt {
+        let payload = row.get::<&str>(6)?.map(memory::copy);
+        match (payload, routes.get(&key.endpoint_id)) {
+            (Some(Err(_)), _) => claimed.endings.push(Ending::out_of_memory(key)),
+            (Some(Ok(payload)), Some(route)) => claimed.attempts.push(Attempt {
                 key,
                 earlier_attempts: row.get::<i32>(4)?.unwrap_or_default(),
                 event_type: row.get::<String>(5)?.unwrap_or_default(),
@@ -207,6 +210,11 @@ impl Ending {
     /// The claim is given back as if it had never been made.
     pub fn released(key: Key) -> Self {
         Self::without_answer(key, "released", None)
+    }
+
+    fn out_of_memory(key: Key) -> Self {
+        let kind = FailureKind::Local.as_str();
+        Self::without_answer(key, kind, Some("not enough memory for the payload"))
     }
 
     /// Nobody was asked, so it says nothing about the endpoint.

@@ -2,6 +2,7 @@
 //! all of it one transaction, so that a busy worker commits once where it would twice.
 
 use super::{End, Worker, heed_termination, report_error, say};
+use crate::memory;
 use crate::notice;
 use crate::shmem::State;
 use crate::store::{self, Alert, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
@@ -23,8 +24,12 @@ const ALERTS_EVERY: Duration = Duration::from_secs(1);
 /// Of a batch that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
 /// Payloads in flight, before nothing more is claimed than one for each endpoint that has none in flight; with these, twice
-/// as much. An endpoint gets a quarter of it. Each of the bounds may be exceeded by one payload.
-const MOST_BYTES: usize = 64 << 20;
+/// as much. An endpoint gets half of it, 16 payloads of the largest size: with more it is not faster, and each byte of
+/// payload takes four of memory. Each of the bounds may be exceeded by one payload.
+pub const MOST_BYTES: usize = 32 << 20;
+/// Where memory was short it is less, down to this, and doubles with each survey.
+const LEAST_BYTES: usize = 1 << 20;
+const MEMORY_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
 /// Where the reading of the agenda stands: page after page until the last endpoint, then sleep.
@@ -63,17 +68,56 @@ impl Worker {
         for outcome in self.pool.take_outcomes() {
             self.ledger.end(Ending::from(outcome));
         }
+        self.look_for_memory();
         self.keep_house()?;
         heed_termination()?;
         match self.settle_and_claim() {
             Ok(pause) => {
-                self.errors_in_a_row = 0;
+                if !memory::is_short() {
+                    self.errors_in_a_row = 0;
+                }
                 self.reruns = 0;
                 self.report_state();
                 heed_termination()?;
-                Ok(self.retain(pause))
+                let pause = self.retain(pause);
+                Ok(if memory::is_short() {
+                    pause.min(MEMORY_RETRY)
+                } else {
+                    pause
+                })
             }
             Err(trouble) => self.after(trouble),
+        }
+    }
+
+    /// Where memory is short nothing is claimed until the reserve can be taken anew; what is in flight has that long to
+    /// end.
+    fn look_for_memory(&mut self) {
+        if !memory::is_short() {
+            return;
+        }
+        let now = Instant::now();
+        match self.next_reserve {
+            None => {
+                notice::warn(
+                    PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+                    format!(
+                        "webhook worker for database \"{}\" is short of memory and claims nothing for now",
+                        self.extension.database
+                    ),
+                    "It goes on when there is memory again. Look at vm.overcommit_memory and the limits of the server's processes.",
+                );
+                self.next_reserve = Some(now + MEMORY_RETRY);
+                self.most_bytes = (self.most_bytes / 2).max(LEAST_BYTES);
+            }
+            Some(at) if now >= at => {
+                memory::give_back();
+                self.next_reserve = match memory::take_reserve() {
+                    true => None,
+                    false => Some(now + MEMORY_RETRY),
+                };
+            }
+            Some(_) => {}
         }
     }
 
@@ -82,6 +126,9 @@ impl Worker {
         if trouble.is_passing() && self.reruns < MOST_RERUNS {
             self.reruns += 1;
             return Ok(Duration::ZERO);
+        }
+        if trouble.code == PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY {
+            memory::run_short();
         }
         self.errors_in_a_row += 1;
         self.agenda.rotation = self.agenda.rotation.wrapping_add(1);
@@ -102,6 +149,9 @@ impl Worker {
         let now = Instant::now();
         if now >= self.next_survey {
             self.next_survey = now + SURVEY_EVERY;
+            if !memory::is_short() {
+                self.most_bytes = (2 * self.most_bytes).min(MOST_BYTES);
+            }
             match self.survey() {
                 Ok(Some(end)) => return Err(end),
                 Ok(None) => {}
@@ -265,6 +315,11 @@ impl Worker {
             Some((State::Disabled, "webhook.enabled is off"))
         } else if is_read_only() {
             Some((State::Held, "default_transaction_read_only is on"))
+        } else if memory::is_short() {
+            Some((
+                State::Held,
+                "memory is short; it goes on when there is some again",
+            ))
         } else {
             None
         }
@@ -410,6 +465,7 @@ impl Worker {
         let mut got: HashMap<i32, usize> = HashMap::new();
         for (key, bytes) in attempts.chain(endings) {
             self.ledger.claim(key, bytes);
+            self.burst += bytes;
             *got.entry(key.endpoint_id).or_default() += 1;
         }
         self.agenda.again |= !got.is_empty();
@@ -495,8 +551,8 @@ impl Worker {
             let window = share + 2 * ended.saturating_sub(unsettled);
             let out = self.ledger.out_to(endpoint_id);
             let in_flight = out.count + unsettled;
-            let byte_room = (MOST_BYTES / 4).saturating_sub(out.bytes);
-            let count = if self.ledger.bytes_out() < MOST_BYTES {
+            let byte_room = (self.most_bytes / 2).saturating_sub(out.bytes);
+            let count = if self.ledger.bytes_out() < self.most_bytes {
                 fair.min(window.saturating_sub(in_flight))
             } else {
                 usize::from(in_flight == 0)
@@ -517,10 +573,10 @@ impl Worker {
 
     fn byte_room(&self) -> usize {
         let out = self.ledger.bytes_out();
-        let most = if out < MOST_BYTES {
-            MOST_BYTES
+        let most = if out < self.most_bytes {
+            self.most_bytes
         } else {
-            2 * MOST_BYTES
+            2 * self.most_bytes
         };
         most.saturating_sub(out)
     }

@@ -13,7 +13,7 @@ const EVENT: &str = r#"{"id": "e1", "type": "order.created", "timestamp": "2024-
 fn render_with(template: &str, event: &str) -> String {
     let template = Template::parse(template).unwrap_or_else(|problem| panic!("{problem:?}"));
     let body = template.render(serde_json::from_str(event).unwrap());
-    body.expect("it is small")
+    String::from_utf8(body.expect("it is small")).expect("it is text")
 }
 
 #[track_caller]
