@@ -307,8 +307,8 @@ fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
         let result = PgTryBuilder::new(AssertUnwindSafe(|| Ok(body())))
-            .catch_others(Err)
-            .catch_rust_panic(Err)
+            .catch_others(|caught| Err(Box::new(caught)))
+            .catch_rust_panic(|caught| Err(Box::new(caught)))
             .execute();
         pg_sys::MemoryContextSwitchTo(context);
         match result {
@@ -317,12 +317,12 @@ fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
         }
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;
-        result.map_err(|caught: CaughtError| {
+        result.map_err(|caught: Box<CaughtError>| {
             let (CaughtError::PostgresError(report)
             | CaughtError::ErrorReport(report)
             | CaughtError::RustPanic {
                 ereport: report, ..
-            }) = &caught;
+            }) = &*caught;
             // Not about the row: the statement is to end.
             if report.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
                 caught.rethrow();
