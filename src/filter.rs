@@ -2,8 +2,8 @@
 //! it is bounded when it is registered: by its length, by the patterns of `like_regex` in it, and by the
 //! ways that it goes through a document.
 //!
-//! The server's regular expressions are automata, as long as they have no back-references and no look-
-//! around. An automaton takes each character once, and at worst looks at each of its states and their
+//! The server's regular expressions are automata, as long as they have no back-references and no
+//! look-around. An automaton takes each character once, and at worst looks at each of its states and their
 //! arcs for it. A pattern has about as many states as characters once its repetitions are written out,
 //! and a class has an arc for each of the characters that the pattern tells apart. Both are counted here.
 //! A repetition within a repetition is refused whatever it costs.
