@@ -3,6 +3,7 @@
 
 use postgres::Client;
 use serde_json::{Value, json};
+use webhook_e2e::database::refusal;
 use webhook_e2e::watch::take;
 use webhook_e2e::{Cluster, Database};
 
@@ -166,6 +167,32 @@ fn a_cast_that_swaps_cursors_finds_none_of_ours() {
     );
     assert_eq!(scene.taken(), Vec::<String>::new());
     assert_eq!(scene.records(), [json!({"id": 1, "v": "a"})]);
+}
+
+#[test]
+fn whoever_may_only_delete_rows_does_not_read_them_in_errors() {
+    let database = Cluster::shared().database("quoted");
+    let role = format!("{}_eraser", database.name());
+    database.execute(&format!(
+        r#"CREATE ROLE {role};
+           CREATE TABLE vault (customer text, secret json);
+           INSERT INTO vault VALUES ('open sesame', '{{"word": "open sesame \u0000"}}');
+           GRANT DELETE ON vault TO {role};
+           SELECT webhook_watch('vault', 'vault', tenant_column => 'customer')"#
+    ));
+    let mut eraser = database.connect();
+    eraser.batch_execute(&format!("SET ROLE {role}")).unwrap();
+    let not_json = format!("{:?}", refusal(&mut eraser, "DELETE FROM vault"));
+    assert!(not_json.contains("22P05"), "{not_json}");
+    assert!(!not_json.contains("sesame"), "{not_json}");
+
+    database.execute("SELECT webhook_watch('vault', 'vault', exclude => '{secret}', tenant_column => 'customer')");
+    let no_tenant = format!("{:?}", refusal(&mut eraser, "DELETE FROM vault"));
+    assert!(
+        no_tenant.contains("the tenant of a row is not valid"),
+        "{no_tenant}"
+    );
+    assert!(!no_tenant.contains("sesame"), "{no_tenant}");
 }
 
 #[test]
