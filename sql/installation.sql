@@ -35,11 +35,12 @@ BEGIN
     END IF;
 END $$;
 
--- In plpgsql for the same reason as webhook.policy_of().
+-- In plpgsql for the same reason as webhook.policy_of(). A session without the library knows no webhook.site: that is no site.
 CREATE FUNCTION webhook.origin() RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN left(encode(sha256(convert_to(concat_ws('/', i.id, d.oid, current_setting('webhook.site', true)), 'UTF8')), 'hex'), 32)
+    RETURN left(encode(sha256(convert_to(
+        concat(i.id, '/', d.oid, '/', current_setting('webhook.site', true)), 'UTF8')), 'hex'), 32)
     FROM webhook.installation() i, pg_database d WHERE d.datname = current_database();
 END $$;
 

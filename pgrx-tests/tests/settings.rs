@@ -25,6 +25,10 @@ fn not_preloaded_says_so() {
     drop(session);
 
     database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'standard'");
+    database.execute(&format!(
+        "INSERT INTO webhook.endpoint (name, url) VALUES ('by hand', '{}')",
+        receiver.url("/by-hand")
+    ));
     let event = database.emit("order.created", json!({}));
     assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
     let (state, reason) = state_and_reason(&database);
@@ -34,7 +38,7 @@ fn not_preloaded_says_so() {
     cluster.configure("shared_preload_libraries = 'webhook'");
     cluster.restart();
     database.wait_for_status(event, "SENT");
-    assert_eq!(receiver.request_count(), 1);
+    assert_eq!(receiver.request_count(), 2);
 }
 
 #[test]
