@@ -15,6 +15,11 @@ CREATE FUNCTION webhook.require_safe_owner() RETURNS void
     LANGUAGE c STABLE
     AS 'MODULE_PATHNAME', 'require_safe_owner_wrapper';
 
+-- Lets webhook_owner connect to this database.
+CREATE FUNCTION webhook.grant_connect() RETURNS void
+    LANGUAGE c VOLATILE
+    AS 'MODULE_PATHNAME', 'grant_connect_wrapper';
+
 -- A new signing secret: whsec_ and 32 random bytes in base64.
 CREATE FUNCTION webhook.new_secret() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE

@@ -23,7 +23,7 @@ BEGIN
         ALTER ROLE webhook_owner LOGIN PASSWORD NULL CONNECTION LIMIT 0;
     END IF;
     IF NOT has_database_privilege('webhook_owner', current_database(), 'CONNECT') THEN
-        EXECUTE format('GRANT CONNECT ON DATABASE %I TO webhook_owner', current_database());
+        PERFORM webhook.grant_connect();
     END IF;
     PERFORM webhook.require_safe_owner();
 END $$;

@@ -7,6 +7,7 @@ use crate::notice;
 use crate::owner;
 use crate::settings;
 use crate::shmem::{self, Slot, State};
+use crate::store;
 use crate::wake;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
@@ -47,6 +48,11 @@ fn require_safe_owner() {
             &problem.remedy,
         );
     }
+}
+
+#[pg_extern(sql = false)]
+fn grant_connect() {
+    store::grant_connect();
 }
 
 #[pg_extern(sql = false)]

@@ -2,6 +2,7 @@
 //! `upkeep` those of every few seconds, `capture` those of the trigger function.
 
 mod capture;
+mod install;
 mod queue;
 mod uninstall;
 mod upkeep;
@@ -19,6 +20,7 @@ use std::thread::LocalKey;
 use webhook_delivery::Key;
 
 pub use capture::{Changes, emit_changes, emit_possible_changes};
+pub use install::grant_connect;
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use uninstall::{may_drop_extension, may_drop_schema, unsent, withdraw_grants};
 pub use upkeep::{
