@@ -18,7 +18,7 @@ DECLARE
     called_by_views CONSTANT text[] := '{masked_url, latency_class_end}';
     called_by_procedures CONSTANT text[] := '{queue_test, end_test, begin_replay, replay_batch}';
     of_the_owner CONSTANT text[] :=
-        '{webhook_grant, grant_level, webhook_revoke, revoke_level, withdraw_grants, unsent, write_installation,
+        '{webhook_grant, grant_level, webhook_revoke, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
           recognise_installation}';
     routines text[] := CASE level
         WHEN 'emit' THEN

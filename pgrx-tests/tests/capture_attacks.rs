@@ -360,7 +360,7 @@ fn checks_expressions_and_policies_of_a_table_run_with_the_writers_rights_alone(
     victim
         .batch_execute("INSERT INTO t VALUES (1, '(2)', '{3}'); UPDATE t SET id = 2; DELETE FROM t")
         .unwrap();
-    assert_eq!(scene.taken(), [scene.victim.clone()]);
+    assert_eq!(scene.taken(), std::slice::from_ref(&scene.victim));
     let record = |id: i32| json!({"id": id, "h": {"c": 2}, "cs": [3], "g": 7});
     assert_eq!(
         scene.records(),

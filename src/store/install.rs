@@ -9,10 +9,11 @@ pub fn grant_connect() {
         "SELECT format('GRANT CONNECT ON DATABASE %I TO webhook_owner', current_database())",
     )
     .unwrap_or_else(|error| error!("{error}"));
+    let flag = &raw mut pg_sys::creating_extension;
     // SAFETY: main thread. The server itself clears the flag when the script fails.
-    let in_script = unsafe { std::mem::replace(&mut *&raw mut pg_sys::creating_extension, false) };
+    let in_script = unsafe { flag.replace(false) };
     let granted = Spi::run(&statement.unwrap_or_default());
     // SAFETY: as above.
-    unsafe { pg_sys::creating_extension = in_script };
+    unsafe { flag.write(in_script) };
     granted.unwrap_or_else(|error| error!("{error}"));
 }
