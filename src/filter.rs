@@ -11,6 +11,9 @@
 //! It has to understand all that the server takes for a pattern, and refuses what it does not understand.
 //! No pgrx here: the tests run without a server.
 
+#[path = "filter/comparison.rs"]
+mod comparison;
+
 use std::collections::BTreeSet;
 use std::iter::Peekable;
 use std::str::Chars;
@@ -32,7 +35,10 @@ pub fn problem(filter: &str) -> Option<String> {
     }
     let Found { patterns, descents } = found_in(filter);
     if descents > 1 {
-        return Some("the filter has .** more than once".into());
+        return Some("the filter has .** or keyvalue() more than once".into());
+    }
+    if let Some(problem) = comparison::problem(filter) {
+        return Some(problem.into());
     }
     let (mut states, mut arcs) = (0, 0);
     for pattern in patterns {
@@ -62,7 +68,7 @@ pub fn problem(filter: &str) -> Option<String> {
 struct Found {
     /// Of like_regex, but for those that are plain text (flag "q").
     patterns: Vec<String>,
-    /// How often there is `.**`.
+    /// How often there is `.**` or `keyvalue()`, which copies what it goes through.
     descents: usize,
 }
 
@@ -74,8 +80,13 @@ fn found_in(filter: &str) -> Found {
             '"' => _ = text(&mut rest),
             '*' if rest.next_if_eq(&'*').is_some() => found.descents += 1,
             _ if is_of_word(&c) => {
-                if word(c, &mut rest) != "like_regex" {
-                    continue;
+                match word(c, &mut rest).as_str() {
+                    "like_regex" => {}
+                    "keyvalue" => {
+                        found.descents += 1;
+                        continue;
+                    }
+                    _ => continue,
                 }
                 let pattern = quoted(&mut rest);
                 let flags = flags(&mut rest);
@@ -469,12 +480,13 @@ mod tests {
             problem(&long(1001)),
             Some("the filter has 1001 characters, more than 1000".into())
         );
-        let once = r#"exists ($.**{1 to 3}?(@ == "**" && $."**".* == 2 * 3))"#;
+        let once = r#"exists ($.**{1 to 3}?(@ == "**" && @."**".* == 2 * 3))"#;
         assert_eq!(problem(once), None);
         assert_eq!(
             problem(r#"($.**."a".**{2} == 1)"#),
-            Some("the filter has .** more than once".into())
+            Some("the filter has .** or keyvalue() more than once".into())
         );
+        assert!(problem(r#"($.**."a".keyvalue()."id" == 1)"#).is_some());
     }
 
     #[test]
