@@ -5,6 +5,8 @@
 //! untouched: they call the server's functions themselves and not pgrx's wrappers, which would rebuild the error
 //! without its position, context and object names, and they keep nothing that has to be dropped.
 
+use crate::notice;
+use crate::owner;
 use crate::pg_compat;
 use crate::shmem;
 use crate::uninstall;
@@ -121,6 +123,28 @@ unsafe fn before(node: *mut pg_sys::Node) {
             wait_until_worker_leaves(database);
         }
         uninstall::before(node);
+        keep_our_schema(node);
+    }
+}
+
+/// Functions with the rights of webhook_owner call each other by the name of their schema: under another name the place would be
+/// free for anybody.
+unsafe fn keep_our_schema(node: *mut pg_sys::Node) {
+    // SAFETY: the cast follows the node's tag.
+    let is_renamed = unsafe {
+        is_a(node, pg_sys::NodeTag::T_RenameStmt) && {
+            let rename = &*node.cast::<pg_sys::RenameStmt>();
+            rename.renameType == pg_sys::ObjectType::OBJECT_SCHEMA
+                && CStr::from_ptr(rename.subname) == c"webhook"
+                && owner::of_our_schema().is_some()
+        }
+    };
+    if is_renamed {
+        notice::refuse(
+            PgSqlErrorCode::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+            "cannot rename schema \"webhook\"".into(),
+            "The extension webhook needs it under this name. DROP EXTENSION webhook removes both.",
+        );
     }
 }
 

@@ -1,5 +1,6 @@
 //! The role `webhook_owner`: everything of ours belongs to it, the worker connects as it, and nobody else can be it.
 
+use crate::notice;
 use crate::pg_compat;
 use pgrx::prelude::*;
 use std::ffi::CStr;
@@ -115,9 +116,32 @@ const SAFE_SETTINGS: &[(&CStr, &CStr)] = &[
     (c"debug_print_plan", c"off"),
 ];
 
+/// The role, if it has the schema that our functions are looked up in; else they would be somebody's.
+pub fn of_our_schema() -> Option<pg_sys::Oid> {
+    // SAFETY: lookups in the catalog; a row of a cache is read before it is released.
+    let owner = unsafe {
+        let schema = pg_sys::get_namespace_oid(c"webhook".as_ptr(), true);
+        let cache = pg_sys::SysCacheIdentifier::NAMESPACEOID as i32;
+        let row = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(schema));
+        if row.is_null() {
+            return None;
+        }
+        let owner = (*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_namespace>(row)).nspowner;
+        pg_sys::ReleaseSysCache(row);
+        owner
+    };
+    find().filter(|role| *role == owner)
+}
+
 /// Runs what it is given with the role's rights, and with settings of ours. An error ends both with the (sub)transaction.
 pub fn with_rights<T>(body: impl FnOnce() -> T) -> T {
-    let role = find().unwrap_or_else(|| error!("role \"webhook_owner\" does not exist"));
+    let Some(role) = of_our_schema() else {
+        notice::refuse(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "schema \"webhook\" does not belong to role \"webhook_owner\"".into(),
+            "Give the schema and the role of the extension back the names that they had.",
+        )
+    };
     let changed_user =
         (pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION) as i32;
     // SAFETY: main thread, inside a transaction; what is changed here is restored below, or by the abort.

@@ -22,7 +22,7 @@ use webhook_delivery::Key;
 pub use capture::{Changes, emit_changes, emit_possible_changes};
 pub use install::grant_connect;
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
-pub use uninstall::{may_drop_extension, may_drop_schema, unsent, withdraw_grants};
+pub use uninstall::{may_drop_extension, may_drop_schema, revoke_connect, unsent, withdraw_grants};
 pub use upkeep::{
     Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
     expire_tally, expire_waiting, find_extension, foreign_endpoints, is_without_site,

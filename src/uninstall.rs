@@ -4,6 +4,7 @@
 
 use crate::notice;
 use crate::owner;
+use crate::pg_compat;
 use crate::store;
 use pgrx::prelude::*;
 use pgrx::{PgList, is_a};
@@ -17,7 +18,7 @@ pub unsafe fn before(node: *mut pg_sys::Node) {
         is_a(node, pg_sys::NodeTag::T_DropStmt)
             && pg_sys::get_extension_oid(c"webhook".as_ptr(), true) != pg_sys::InvalidOid
     };
-    if !may_drop_it || owner::find().is_none() {
+    if !may_drop_it || owner::of_our_schema().is_none() {
         return;
     }
     // SAFETY: the cast follows the tag.
@@ -48,9 +49,13 @@ pub unsafe fn before(node: *mut pg_sys::Node) {
             "Roll back, and wait until SELECT queued FROM webhook_status() says 0, to have them sent first.",
         );
     }
-    // SAFETY: a plain question. Nobody else could have given those rights.
-    if unsafe { pg_sys::superuser() } {
-        store::withdraw_grants();
+    // SAFETY: plain questions, inside a transaction.
+    unsafe {
+        if pg_sys::superuser() {
+            store::withdraw_grants();
+        } else if pg_compat::owns_database(pg_sys::MyDatabaseId) {
+            store::revoke_connect();
+        }
     }
 }
 

@@ -421,7 +421,12 @@ fn after_the_extension_no_role_is_held_by_anything_of_it() {
         );
     }
     databases[0].execute("DROP EXTENSION webhook");
-    databases[1].execute("DROP SCHEMA hooks CASCADE");
+    // As the owner of the database, who is no superuser.
+    let name = databases[1].name();
+    databases[1].execute(&format!(
+        "CREATE ROLE keeper; ALTER DATABASE {name} OWNER TO keeper; ALTER SCHEMA hooks OWNER TO keeper;
+         SET ROLE keeper; DROP SCHEMA hooks CASCADE"
+    ));
     databases[0].execute("DROP ROLE app; DROP ROLE webhook_owner");
 }
 
@@ -465,6 +470,32 @@ fn dropping_the_extension_says_how_many_deliveries_are_lost() {
             ))
             .unwrap();
     }
+}
+
+#[test]
+fn the_schema_of_our_functions_keeps_its_name_and_its_owner() {
+    let cluster = Cluster::start();
+    let database = cluster.database("renamed");
+    database.execute("CREATE TABLE watched (id int); SELECT webhook_watch('watched', 'w')");
+    let refused = database.refusal("ALTER SCHEMA webhook RENAME TO elsewhere");
+    assert_eq!(refused.code().code(), "2BP01");
+    assert!(refused.hint().unwrap().contains("DROP EXTENSION webhook"));
+    // By other means it can be somebody's all the same; nothing of theirs is called then.
+    database.execute(
+        "CREATE ROLE squatter;
+         SET allow_system_table_mods = on;
+         UPDATE pg_namespace SET nspname = 'elsewhere' WHERE nspname = 'webhook';
+         CREATE SCHEMA webhook AUTHORIZATION squatter;
+         CREATE FUNCTION webhook.emit_changes(text, jsonb[], text[]) RETURNS void LANGUAGE sql AS 'ALTER ROLE squatter SUPERUSER';
+         CREATE FUNCTION webhook.unsent() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+         CREATE FUNCTION webhook.withdraw_grants() RETURNS void LANGUAGE sql AS 'ALTER ROLE squatter SUPERUSER'",
+    );
+    let refused = database.refusal("INSERT INTO watched VALUES (1)");
+    assert_eq!(refused.code().code(), "55000");
+    database.execute("DROP EXTENSION webhook CASCADE");
+    let is_superuser: bool =
+        database.query_one_value("SELECT rolsuper FROM pg_roles WHERE rolname = 'squatter'");
+    assert!(!is_superuser);
 }
 
 #[test]

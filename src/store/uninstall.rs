@@ -31,6 +31,14 @@ pub fn withdraw_grants() {
     called.unwrap_or_else(|error| error!("{error}"));
 }
 
+/// With the rights of the database's owner, who has given it.
+pub fn revoke_connect() {
+    let sql = "SELECT pg_catalog.format('REVOKE CONNECT ON DATABASE %I FROM webhook_owner', pg_catalog.current_database())";
+    if let Some(statement) = value::<String>(sql, &[]) {
+        Spi::run(&statement).unwrap_or_else(|error| error!("{error}"));
+    }
+}
+
 fn value<T: FromDatum + IntoDatum>(sql: &str, arguments: &[DatumWithOid<'_>]) -> Option<T> {
     Spi::get_one_with_args(sql, arguments).unwrap_or_else(|error| error!("{error}"))
 }
