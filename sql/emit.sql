@@ -214,7 +214,7 @@ BEGIN
     )
     SELECT max(r.payload_bytes) INTO largest FROM recorded r;
     -- An alert has no more than a few kB that could be left out, and must not be kept from the others by a smaller limit.
-    IF largest > webhook.max_payload() AND event_types[1] NOT LIKE 'webhook.%' THEN
+    IF largest > webhook.max_payload() AND (event_types[1] LIKE 'webhook.%') IS NOT TRUE THEN
         PERFORM webhook.refuse_size(largest);
     END IF;
 

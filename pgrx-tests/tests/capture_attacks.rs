@@ -171,6 +171,19 @@ fn a_cast_that_swaps_cursors_finds_none_of_ours() {
 }
 
 #[test]
+fn a_cast_by_a_function_for_anything_stops_no_write() {
+    let scene = Scene::new();
+    scene.attacker_does(
+        "CREATE TYPE mood AS ENUM ('calm');
+         CREATE CAST (mood AS json) WITH FUNCTION to_json(anyelement);
+         CREATE TABLE moods (m mood);
+         SELECT webhook_watch('moods', 'mood');
+         INSERT INTO moods VALUES ('calm')",
+    );
+    assert_eq!(scene.records(), [json!({"m": "calm"})]);
+}
+
+#[test]
 fn whoever_may_only_delete_rows_does_not_read_them_in_errors() {
     let database = Cluster::shared().database("quoted");
     let role = format!("{}_eraser", database.name());

@@ -511,6 +511,13 @@ fn a_payload_over_the_limit_is_refused() {
         assert_eq!(refusal.code().code(), "54000", "{refusal:?}");
         assert!(refusal.hint().unwrap().contains("webhook.max_payload"));
     }
+    // Whatever the first index of the types is, or the number of their dimensions.
+    for types in ["{too.large}", "[2:2]={too.large}", "{{too.large}}"] {
+        let refusal = database.refusal(&format!(
+            "SELECT webhook_emit_many('{types}'::text[], ARRAY[to_jsonb(repeat('x', 1048575))])"
+        ));
+        assert_eq!(refusal.code().code(), "54000", "{types}: {refusal:?}");
+    }
     database.execute("SELECT webhook_emit('just.fits', to_jsonb(repeat('x', 1048574)))");
     database.execute(&format!(
         "SET webhook.max_payload = '4MB'; SELECT webhook_emit('fits.now', ({numbers}))"

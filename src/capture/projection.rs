@@ -218,8 +218,11 @@ fn cast_of_a_superuser(type_oid: Oid) -> Option<Oid> {
         }
         let procedure: *const pg_sys::FormData_pg_proc = pg_sys::GETSTRUCT(row).cast();
         let owner = (*procedure).proowner;
+        // One that takes anything would ask for a type that it is not told.
+        let is_for_this_type = (*procedure).pronargs == 1
+            && (*procedure).proargtypes.values.as_slice(1)[0] == type_oid;
         pg_sys::ReleaseSysCache(row);
-        pg_sys::superuser_arg(owner).then_some(function)
+        (is_for_this_type && pg_sys::superuser_arg(owner)).then_some(function)
     }
 }
 
