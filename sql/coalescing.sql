@@ -13,7 +13,7 @@ CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, c
 CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
     WHERE coalesce_key IS NOT NULL AND status = 'SENT';
 
--- What is older than this event and waits for an endpoint that it goes to. The settings are for this statement alone: a function
+-- The deliveries that are older than this event and wait for an endpoint that it goes to. The settings are for this statement alone: a function
 -- that it called would inherit them.
 CREATE FUNCTION webhook.superseded(by_event uuid, by_tenant text, key text, OUT event_ids uuid[], OUT endpoint_ids int[])
     LANGUAGE plpgsql

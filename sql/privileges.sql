@@ -142,7 +142,7 @@ BEGIN
     END IF;
 END $$;
 
--- What is asked before the extension is dropped (src/uninstall.rs).
+-- Asked before the extension is dropped (src/uninstall.rs).
 CREATE FUNCTION webhook.unsent() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.delivery_queue);

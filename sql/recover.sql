@@ -78,7 +78,7 @@ DECLARE
     lost_event_ids uuid[];
     lost_endpoint_ids int[];
 BEGIN
-    -- Who is there is seen as of the first look in a transaction: not as of one before the claims were read.
+    -- A transaction sees the sessions as of its first look at them; that must not be one before the claims were read.
     PERFORM pg_stat_clear_snapshot();
     SELECT array_agg(other.claimed_by) INTO dead_instances
     FROM (SELECT DISTINCT q.claimed_by FROM webhook.delivery_queue q

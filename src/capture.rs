@@ -21,6 +21,7 @@ mod projection;
 mod rows;
 
 use crate::notice;
+use crate::settings;
 use batch::Batch;
 use options::Options;
 use payload::{Event, Payloads};
@@ -61,7 +62,7 @@ pub unsafe extern "C-unwind" fn webhook_trigger(fcinfo: pg_sys::FunctionCallInfo
             data: &*(*fcinfo).context.cast(),
         };
         let capture = Capture::of(&firing, (*fcinfo).flinfo);
-        with_settings(READABLE_VALUES, || capture.emit(&firing));
+        settings::with_values(READABLE_VALUES, || capture.emit(&firing));
         pg_sys::Datum::null()
     }
 }
@@ -329,29 +330,6 @@ fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
             }
             report.message().to_owned()
         })
-    }
-}
-
-/// Runs it with these settings, which an error takes back with the (sub)transaction.
-fn with_settings<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
-    // SAFETY: what a function's SET clauses do.
-    unsafe {
-        let level = pg_sys::NewGUCNestLevel();
-        for (name, value) in settings {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
-        }
-        let result = body();
-        pg_sys::AtEOXact_GUC(true, level);
-        result
     }
 }
 

@@ -25,7 +25,7 @@ const MOST_REPETITIONS: usize = 100;
 const MOST_STATES: usize = 200;
 const MOST_ARCS: usize = 1_000;
 
-/// What is wrong with a filter, given as the server writes a jsonpath: names and texts in quotes.
+/// The problem of a filter, given as the server writes a jsonpath: names and texts in quotes.
 pub fn problem(filter: &str) -> Option<String> {
     let length = filter.chars().count();
     if length > MOST_CHARACTERS {

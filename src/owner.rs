@@ -2,6 +2,7 @@
 
 use crate::notice;
 use crate::pg_compat;
+use crate::settings;
 use pgrx::prelude::*;
 use std::ffi::CStr;
 
@@ -144,27 +145,15 @@ pub fn with_rights<T>(body: impl FnOnce() -> T) -> T {
     };
     let changed_user =
         (pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION) as i32;
-    // SAFETY: main thread, inside a transaction; what is changed here is restored below, or by the abort.
-    unsafe {
-        let (mut user, mut context) = (pg_sys::InvalidOid, 0);
-        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
-        let level = pg_sys::NewGUCNestLevel();
-        for (name, value) in SAFE_SETTINGS {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
+    settings::with_values(SAFE_SETTINGS, || {
+        // SAFETY: main thread, inside a transaction; the user is restored below, or by the abort.
+        unsafe {
+            let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+            pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+            pg_sys::SetUserIdAndSecContext(role, context | changed_user);
+            let value = body();
+            pg_sys::SetUserIdAndSecContext(user, context);
+            value
         }
-        pg_sys::SetUserIdAndSecContext(role, context | changed_user);
-        let value = body();
-        pg_sys::SetUserIdAndSecContext(user, context);
-        pg_sys::AtEOXact_GUC(true, level);
-        value
-    }
+    })
 }

@@ -265,6 +265,30 @@ unsafe fn is_valid<T: FromStr<Err = String>>(value: *const c_char) -> bool {
     }
 }
 
+/// Runs it with these settings of the server, as a function's SET clauses do. An error takes them back with the
+/// (sub)transaction.
+pub fn with_values<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
+    // SAFETY: main thread, inside a transaction; C strings.
+    unsafe {
+        let level = pg_sys::NewGUCNestLevel();
+        for (name, value) in settings {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+        let result = body();
+        pg_sys::AtEOXact_GUC(true, level);
+        result
+    }
+}
+
 /// On SIGHUP, between transactions. Says whether there was something to reload.
 pub fn reload_if_asked() -> bool {
     // SAFETY: main thread, outside of any transaction.

@@ -5,6 +5,7 @@
 
 mod ledger;
 mod retention;
+mod shortage;
 mod turn;
 
 use crate::launcher;
@@ -192,7 +193,7 @@ impl Worker {
             errors_in_a_row: 0,
             reruns: 0,
             next_reserve: None,
-            most_bytes: turn::MOST_BYTES,
+            most_bytes: shortage::MOST_BYTES,
             burst: 0,
             reported: None,
         }))
@@ -261,15 +262,6 @@ impl Worker {
                 .is_some_and(|slot| slot.stopped_for != 0)
         });
         database_is_wanted.then_some(End::Stop)
-    }
-
-    /// The allocator keeps what was freed, and would keep the largest burst that ever was.
-    fn give_back_memory(&mut self) {
-        const BURST: usize = 4 << 20;
-        if self.burst >= BURST && self.ledger.out() == 0 {
-            memory::give_back();
-            self.burst = 0;
-        }
     }
 
     /// The networks change even where the file of certificate authorities cannot be loaded.

@@ -183,7 +183,7 @@ fn read(response: http::Response<Body>) -> Response {
     }
 }
 
-/// Seconds, or a date in one of the three forms that HTTP allows. What is past asks for nothing, and whoever asks for more
+/// Seconds, or a date in one of the three forms that HTTP allows. A date in the past asks for nothing, and whoever asks for more
 /// than can be counted for the longest wait there is.
 fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
     let longest = Duration::from_secs(u32::MAX.into());

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is smaller fits into the reserve many times.
+/// A smaller allocation fits into the reserve many times.
 const LARGE: usize = 64 * 1024;
 
 static SHORT: AtomicBool = AtomicBool::new(false);

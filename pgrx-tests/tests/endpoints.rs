@@ -646,7 +646,7 @@ fn headers_are_bounded_and_not_shown() {
         database.execute(&format!("UPDATE webhook.endpoint SET headers = ({sql})"));
     }
 
-    // What was registered before there were bounds can still be stopped.
+    // An endpoint from before there were bounds can still be stopped.
     database.execute(
         "SET session_replication_role = replica;
          UPDATE webhook.endpoint SET headers = jsonb_build_object('X-Large', repeat('x', 10000)), filter = '$.data like_regex \"(a+)+\"';

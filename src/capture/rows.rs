@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 pub struct Slot(pub *mut pg_sys::TupleTableSlot);
 
 impl Slot {
-    /// Its first columns, this many. What is stored out of line is not fetched.
+    /// Its first columns, this many. Values that are stored out of line are not fetched.
     ///
     /// # Safety
     /// The slot holds a row of at least as many columns, and outlives what is returned.

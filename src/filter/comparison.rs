@@ -6,7 +6,7 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// What is wrong with a filter, given as the server writes a jsonpath.
+/// The problem of a filter, given as the server writes a jsonpath.
 pub fn problem(filter: &str) -> Option<&'static str> {
     let tokens = tokens(filter);
     if has_root_in_condition(&tokens) {

@@ -1,7 +1,7 @@
 //! One turn of the worker: settle what has ended, read the agenda, claim what is due, hand it to the pool;
 //! all of it one transaction, so that a busy worker commits once where it would twice.
 
-use super::{End, Worker, heed_termination, report_error, say};
+use super::{End, Worker, heed_termination, report_error, say, shortage};
 use crate::memory;
 use crate::notice;
 use crate::shmem::State;
@@ -23,13 +23,6 @@ const TURNING_AWAY_EVERY: Duration = Duration::from_millis(250);
 const ALERTS_EVERY: Duration = Duration::from_secs(1);
 /// Of a batch that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
-/// Payloads in flight, before nothing more is claimed than one for each endpoint that has none in flight; with these, twice
-/// as much. An endpoint gets half of it, 16 payloads of the largest size: with more it is not faster, and each byte of
-/// payload takes four of memory. Each of the bounds may be exceeded by one payload.
-pub const MOST_BYTES: usize = 32 << 20;
-/// Where memory was short it is less, down to this, and doubles with each survey.
-const LEAST_BYTES: usize = 1 << 20;
-const MEMORY_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
 
 /// Where the reading of the agenda stands: page after page until the last endpoint, then sleep.
@@ -80,44 +73,12 @@ impl Worker {
                 self.report_state();
                 heed_termination()?;
                 let pause = self.retain(pause);
-                Ok(if memory::is_short() {
-                    pause.min(MEMORY_RETRY)
-                } else {
-                    pause
+                Ok(match memory::is_short() {
+                    true => pause.min(shortage::RETRY),
+                    false => pause,
                 })
             }
             Err(trouble) => self.after(trouble),
-        }
-    }
-
-    /// Where memory is short nothing is claimed until the reserve can be taken anew; what is in flight has that long to
-    /// end.
-    fn look_for_memory(&mut self) {
-        if !memory::is_short() {
-            return;
-        }
-        let now = Instant::now();
-        match self.next_reserve {
-            None => {
-                notice::warn(
-                    PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
-                    format!(
-                        "webhook worker for database \"{}\" is short of memory and claims nothing for now",
-                        self.extension.database
-                    ),
-                    "It goes on when there is memory again. Look at vm.overcommit_memory and the limits of the server's processes.",
-                );
-                self.next_reserve = Some(now + MEMORY_RETRY);
-                self.most_bytes = (self.most_bytes / 2).max(LEAST_BYTES);
-            }
-            Some(at) if now >= at => {
-                memory::give_back();
-                self.next_reserve = match memory::take_reserve() {
-                    true => None,
-                    false => Some(now + MEMORY_RETRY),
-                };
-            }
-            Some(_) => {}
         }
     }
 
@@ -149,9 +110,7 @@ impl Worker {
         let now = Instant::now();
         if now >= self.next_survey {
             self.next_survey = now + SURVEY_EVERY;
-            if !memory::is_short() {
-                self.most_bytes = (2 * self.most_bytes).min(MOST_BYTES);
-            }
+            self.claim_more_again();
             match self.survey() {
                 Ok(Some(end)) => return Err(end),
                 Ok(None) => {}
