@@ -34,7 +34,7 @@ pub unsafe fn before(node: *mut pg_sys::Node) {
     // SAFETY: a plain question.
     let user = unsafe { pg_sys::GetUserId() };
     let lost = owner::with_rights(|| {
-        // Who may not drop it learns nothing of it.
+        // A user who may not drop it learns nothing of it.
         let drops = match is_extension {
             true => store::may_drop_extension(user, names),
             false => store::may_drop_schema(user, names),

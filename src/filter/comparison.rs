@@ -42,7 +42,7 @@ enum Token {
     Logic,
     /// `?`
     Condition,
-    /// What may stand for several values: `[*]`, `.*`, `.**`, `[1 to 2]`, `[1, 2]`, `keyvalue()`
+    /// An accessor that may stand for several values: `[*]`, `.*`, `.**`, `[1 to 2]`, `[1, 2]`, `keyvalue()`
     Many,
     Other,
 }
