@@ -2,7 +2,7 @@
 
 PG ?= 15
 OLD ?= 15
-PGRX := 0.18.1
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # The server that PG_CONFIG names, else the one that Debian installs, else one that setup fetches.
 SERVER = $(if $(or $(filter 15,$(1)),$(wildcard $(DEBIAN_SERVER))),$(DEBIAN_SERVER),$(TARGET)/postgresql-$(1)/bin/pg_config)
@@ -19,41 +19,46 @@ endif
 VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
+CARGO := PGRX_PG_CONFIG_PATH=$(PG_CONFIG) cargo
 PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build install run demo test lint unit pgtest e2e upgradetest bench package clean venv
+.PHONY: help setup build script install run demo test lint unit e2e upgradetest bench package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what is missing: Debian packages, the server that PG= names, cargo-pgrx
+setup: ## install what is missing: Debian packages, the server that PG= names
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 		echo "Installing Debian packages:" $$missing; \
 		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	fi
 	@$(FETCH_SERVER)
-	@cargo pgrx --version 2>/dev/null | grep -qx 'cargo-pgrx $(PGRX)' || { \
-		echo "Installing cargo-pgrx $(PGRX): 5 to 12 minutes, once per machine"; \
-		cargo install --locked --quiet cargo-pgrx --version '=$(PGRX)'; }
-	@grep -qs '^pg$(PG) = "$(PG_CONFIG)"' "$${PGRX_HOME:-$$HOME/.pgrx}/config.toml" || \
-		cargo pgrx init --pg$(PG) $(PG_CONFIG)
 
-build: setup ## compile the extension
+build: setup script ## compile the extension
 	@echo "Compiling the extension: 2 to 5 minutes the first time"
-	cargo build --release $(FEATURES)
+	$(CARGO) build --release --package webhook $(FEATURES)
 
-# A running server has the library mapped: it must be a new file, and not the old one written over.
-UNLINK = $(INSTALLER) rm -f "$$($(PG_CONFIG) --pkglibdir)/webhook.so"
+# The extension as the server wants it: the files of sql/ in the order of their names, and the control file.
+EXTENSION := $(TARGET)/extension
+SCRIPT := $(sort $(wildcard sql/*.sql))
+
+script: ## put the install script together, under target/
+	@mkdir -p $(EXTENSION)
+	@cat $(SCRIPT) >$(EXTENSION)/webhook--$(VERSION).sql
+	@sed 's/@VERSION@/$(VERSION)/' webhook.control >$(EXTENSION)/webhook.control
+
 INSTALLER = $(shell [ -w "$$($(PG_CONFIG) --pkglibdir)" ] || echo $(SUDO))
+LIBRARY = $(DESTDIR)$$($(PG_CONFIG) --pkglibdir)
+SHARE = $(DESTDIR)$$($(PG_CONFIG) --sharedir)/extension
 
-install: setup ## compile, and install into the server that PG_CONFIG names
-	@echo "Compiling and installing the extension: 2 to 5 minutes the first time"
-	@$(UNLINK)
-	cargo pgrx install --release --pg-config $(PG_CONFIG) $(FEATURES) $(if $(INSTALLER),--sudo)
+# A running server has the library mapped: install(1) makes a new file, and does not write over the old one.
+install: build ## compile, and install into the server that PG_CONFIG names
+	@$(INSTALLER) install -D -m 755 $(TARGET)/release/libwebhook.so "$(LIBRARY)/webhook.so"
+	@$(INSTALLER) install -D -m 644 -t "$(SHARE)" $(EXTENSION)/*
 
 run: KEEP := 1
 run: demo ## a throwaway server with the extension, until Ctrl-C
@@ -63,10 +68,8 @@ demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 	@cargo build --quiet --package webhook-e2e --bin demo
 	@KEEP=$(KEEP) $(TARGET)/debug/demo
 
-test: lint unit pgtest e2e ## everything below: lint, unit, pgtest, e2e
+test: lint unit e2e ## everything below: lint, unit, e2e
 
-# The files of the install script, in their order.
-SCRIPT := $(or $(shell sed -n 's|.*"\.\./\(sql/.*\.sql\)".*|\1|p' src/schema.rs),$(error src/schema.rs names no files))
 # A procedure that commits cannot have a search_path of its own; pgspot reads its body instead.
 COMMITTING := \
 	--proc-without-search-path 'extschema.webhook_test(name text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
@@ -74,23 +77,13 @@ COMMITTING := \
 
 lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the install script
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets $(FEATURES) -- -D warnings
+	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	@echo "pgspot on the install script"
-	@$(VENV)/bin/python3 sql/spot.py --append $(COMMITTING) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
+	@$(VENV)/bin/python3 tools/pgspot.py --append $(COMMITTING) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
 		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
 
 unit: ## tests of the delivery crate, without PostgreSQL
 	cargo test --package webhook-delivery
-
-pgtest: setup ## tests that run inside a backend
-	@# As root the server needs another user, and a directory that is that user's. It writes a debug
-	@# build over the installed extension, hence before e2e.
-	@$(UNLINK)
-	@if [ "$$(id -u)" = 0 ]; then \
-		directory=$$(mktemp -d) && chown postgres "$$directory" && \
-		USER=root cargo pgrx test pg$(PG) --runas postgres --pgdata "$$directory/data"; status=$$?; \
-		rm -rf "$$directory"; exit $$status; \
-	else cargo pgrx test pg$(PG); fi
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP
 	cargo test --package webhook-e2e
@@ -115,8 +108,8 @@ venv: setup ## what the checks take from PyPI and npm
 		$(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(VENV) && \
 		cp pgrx-tests/verifiers/package-lock.json $(VENV)/node_modules/installed.json; }
 
-package: setup ## the files to install, under target/
-	cargo pgrx package --pg-config $(PG_CONFIG) $(FEATURES)
+package: ## the files to install, under target/package
+	@$(MAKE) --no-print-directory install DESTDIR=$(TARGET)/package INSTALLER=
 
 clean: ## remove what was built
 	cargo clean

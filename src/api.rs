@@ -1,4 +1,4 @@
-//! The functions that SQL calls; `sql/native.sql` declares them.
+//! The functions that SQL calls; `sql/01_native.sql` declares them.
 
 use crate::filter;
 use crate::launcher;
@@ -183,43 +183,4 @@ fn worker_report() -> TableIterator<
                 .and_then(|at| at.try_into().ok()),
         )
     }))
-}
-
-#[cfg(any(test, feature = "pg_test"))]
-#[pg_schema]
-mod tests {
-    use pgrx::prelude::*;
-
-    #[pg_test]
-    fn new_ids_are_version_7_and_in_order() {
-        let ids: Vec<uuid::Uuid> = (0..1000)
-            .map(|_| uuid::Uuid::from_bytes(*super::new_id().as_bytes()))
-            .collect();
-        assert!(ids.iter().all(|id| id.get_version_num() == 7));
-        assert!(ids.is_sorted_by(|one, next| one < next));
-    }
-
-    #[pg_test]
-    fn the_library_is_preloaded_and_the_launcher_runs() {
-        assert!(super::is_preloaded());
-        // The server takes connections before all of its workers run.
-        Spi::run(
-            "DO $$ BEGIN
-                 WHILE NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'webhook launcher') LOOP
-                     PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
-                     ASSERT clock_timestamp() < now() + interval '15 s';
-                 END LOOP;
-             END $$",
-        )
-        .unwrap();
-        let launchers = Spi::get_one::<i64>(
-            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
-        );
-        assert_eq!(launchers, Ok(Some(1)));
-    }
-
-    #[pg_test(error = "event type \"no spaces\" is not valid")]
-    fn an_invalid_event_type_is_refused() {
-        Spi::run("SELECT webhook_emit('no spaces')").unwrap();
-    }
 }

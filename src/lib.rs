@@ -13,7 +13,6 @@ mod names;
 mod notice;
 mod owner;
 mod pg_compat;
-mod schema;
 mod settings;
 mod shmem;
 mod store;
@@ -35,15 +34,5 @@ pub extern "C-unwind" fn _PG_init() {
         shmem::reserve();
         ddl_hook::install();
         launcher::register();
-    }
-}
-
-/// Required by `cargo pgrx test` at the root of the crate.
-#[cfg(test)]
-pub mod pg_test {
-    pub fn setup(_options: Vec<&str>) {}
-
-    pub fn postgresql_conf_options() -> Vec<&'static str> {
-        vec!["shared_preload_libraries = 'webhook'"]
     }
 }

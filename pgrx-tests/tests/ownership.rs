@@ -506,9 +506,11 @@ fn an_upgrade_takes_what_is_new_and_leaves_the_levels_that_were_given() {
         "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit')"
     ));
     let before = given_away(&database);
-    let script =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../sql/ownership.sql"))
-            .unwrap();
+    let script = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../sql/90_ownership.sql"
+    ))
+    .unwrap();
     database.execute(&format!(
         "CREATE FUNCTION webhook.newcomer() RETURNS int LANGUAGE sql AS 'SELECT 1';
          ALTER EXTENSION webhook ADD FUNCTION webhook.newcomer();

@@ -11,7 +11,7 @@
 -- An endpoint that never failed has no row, and success writes nothing as long as there is nothing to reset.
 --
 -- CLOSED counts failures: every failed attempt or, with breaker_counts = final, every delivery that has failed for
--- good. A success sets the count to 0. While it is OPEN nothing is claimed; parking.sql has what becomes of what is due.
+-- good. A success sets the count to 0. While it is OPEN nothing is claimed; 43_open_breaker.sql has what becomes of what is due.
 --
 -- The probe is a lease. Claiming it locks the row of the breaker, writes which claim it is and until when it is waited
 -- for, and nobody sends another one meanwhile. Only that claim's outcome moves HALF_OPEN; what else was still under

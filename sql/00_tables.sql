@@ -1,7 +1,7 @@
 -- What is stored. Every state that a row may have is here; the files after this one say how rows get there.
 --
 -- There are no foreign keys: they double the WAL of an emit and break a parallel restore. What they would
--- guard is kept by the functions of endpoint.sql and policy.sql.
+-- guard is kept by the functions of 12_endpoint.sql and 11_policy.sql.
 
 -- For the whole install script: whoever may create in the schema that the extension goes to could otherwise have an operator
 -- or function there that fits better than that of pg_catalog, and constraints, views and SQL bodies would be bound to it.
@@ -133,7 +133,7 @@ CREATE TABLE webhook.delivery (
     expires_at       timestamptz,
     ordering_key     text,
     coalesce_key     text,
-    waits_for        uuid,                       -- the event whose turn it is: ordering.sql
+    waits_for        uuid,                       -- the event whose turn it is: 31_ordering.sql
     claim_seq        bigint      NOT NULL DEFAULT 0,
     claimed_at       timestamptz,
     claimed_by       int,
@@ -197,7 +197,7 @@ CREATE TABLE webhook.attempt (
     PRIMARY KEY (event_id, endpoint_id, claim_seq)
 );
 
--- One row for each endpoint that has failed; breaker.sql moves it.
+-- One row for each endpoint that has failed; 41_breaker.sql moves it.
 CREATE TABLE webhook.breaker (
     endpoint_id          int         PRIMARY KEY,
     state                text        NOT NULL DEFAULT 'CLOSED' CHECK (state IN ('CLOSED', 'OPEN', 'HALF_OPEN')),
@@ -225,7 +225,7 @@ CREATE TABLE webhook.breaker (
         num_nonnulls(probe_event_id, probe_claim_seq) = CASE state WHEN 'HALF_OPEN' THEN 2 ELSE 0 END)
 );
 
--- What is to be told, until it has been: alerts.sql. Not part of a dump, or a copy would tell it again.
+-- What is to be told, until it has been: 51_alerts.sql. Not part of a dump, or a copy would tell it again.
 CREATE TABLE webhook.alert (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     endpoint_id int         NOT NULL,

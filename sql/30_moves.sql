@@ -4,7 +4,7 @@
 -- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
 -- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
 
--- Whether there is time left until expires_at. What has none is never claimed; parking.sql fails it.
+-- Whether there is time left until expires_at. What has none is never claimed; 43_open_breaker.sql fails it.
 CREATE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN expires_at IS NULL OR expires_at > now();

@@ -1,7 +1,7 @@
 -- Emitting: events, and one delivery of each for every endpoint that wants it, in the caller's transaction.
 --
 -- webhook_emit() emits one event, with two INSERTs that cost little more than two INSERTs of one's own. webhook.emit_events()
--- emits any number with the same few statements: for webhook_emit_many(), the triggers of watch.sql and alerts.sql. Both look
+-- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql. Both look
 -- up who wants an event by webhook.subscribers().
 --
 -- Paused and disabled endpoints get their deliveries too: parked, never dropped. What was to be delivered in the past is due

@@ -5,7 +5,7 @@
 -- have claimed it again, and a late result must not overwrite what they did; it is only logged. A row that
 -- somebody has locked is not waited for; nor are the endpoint and its breaker, where the outcome may change them.
 --
--- The breaker follows the outcomes one by one in the order in which they ended (breaker.sql), so it makes no difference
+-- The breaker follows the outcomes one by one in the order in which they ended (41_breaker.sql), so it makes no difference
 -- how they were gathered in batches. It follows them first, and only those that it has followed are settled. A batch of
 -- successes of endpoints that are well leaves it alone.
 --
