@@ -130,15 +130,18 @@ CREATE TABLE webhook.delivery (
     attempts         int         NOT NULL DEFAULT 0,
     max_attempts     int         NOT NULL,
     next_attempt_at  timestamptz NOT NULL DEFAULT now(),
+    wait_reason      text        NOT NULL DEFAULT 'new',  -- its own reason to wait; a claim never changes it
+    waits_for        uuid,                                -- the event whose turn it is: 31_ordering.sql
     expires_at       timestamptz,
     ordering_key     text,
     coalesce_key     text,
-    waits_for        uuid,                       -- the event whose turn it is: 31_ordering.sql
-    claim_seq        bigint      NOT NULL DEFAULT 0,
-    claimed_at       timestamptz,
+    claim_seq        bigint      NOT NULL DEFAULT 0,      -- how often it has been claimed; never reset
+    claimed_at       timestamptz,                         -- both only while SENDING
     claimed_by       int,
+    last_attempt_at  timestamptz,                         -- when the last attempt ended
     last_status_code int,
-    last_error       text,
+    reason           text,                                -- the code of what last happened to it
+    last_error       text,                                -- the same as a sentence
     duration_ms      int,
     created_at       timestamptz NOT NULL DEFAULT now(),
     completed_at     timestamptz
@@ -149,25 +152,36 @@ CREATE TABLE webhook.delivery (
 --
 -- A claim is an UPDATE of columns that no index knows, on pages with room: always HOT. Hence no status in
 -- any index key or predicate, and the fillfactor.
+--
+-- wait_reason says why a delivery waits, as far as it is its own business: 'new' waits for its first attempt, 'retry' for
+-- the next one after a failure; a person or a backfill has asked for 'replayed' once more, a person has chosen the time of
+-- 'scheduled' and has put 'parked' aside. 30_readiness.sql says what is ready.
 CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
     CONSTRAINT pending_or_claimed CHECK (
-        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND claimed_by IS NULL
-                    ELSE attempts BETWEEN 1 AND max_attempts AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END
-        AND attempts >= 0 AND completed_at IS NULL)
+        CASE status WHEN 'PENDING' THEN attempts < max_attempts AND num_nonnulls(claimed_by, claimed_at) = 0
+                    ELSE attempts BETWEEN 1 AND max_attempts AND num_nulls(claimed_by, claimed_at) = 0 END
+        AND attempts >= 0 AND completed_at IS NULL),
+    CONSTRAINT waits_for_a_reason CHECK (
+        wait_reason IN ('new', 'retry', 'replayed', 'scheduled', 'parked') AND isfinite(next_attempt_at))
 )
     FOR VALUES IN ('PENDING', 'SENDING')
     WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
           autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
           autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 CREATE INDEX delivery_queue_expires ON webhook.delivery_queue (expires_at) WHERE expires_at IS NOT NULL;
-CREATE INDEX delivery_queue_due ON webhook.delivery_queue (endpoint_id, next_attempt_at, event_id);
+-- What only time keeps back, and then the rest, so that all deliveries of an endpoint are found by an index.
+CREATE INDEX delivery_queue_due ON webhook.delivery_queue (endpoint_id, next_attempt_at, event_id)
+    WHERE wait_reason <> 'parked' AND waits_for IS NULL;
+CREATE INDEX delivery_queue_aside ON webhook.delivery_queue (endpoint_id)
+    WHERE wait_reason = 'parked' OR waits_for IS NOT NULL;
 -- The youngest index: of those that look alike, as all do on an empty table, the planner takes the youngest, and only this
 -- one finds a row by its key at once.
 ALTER TABLE webhook.delivery_queue ADD PRIMARY KEY (event_id, endpoint_id);
 
 CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (
     PRIMARY KEY (event_id, endpoint_id),
-    CONSTRAINT finished CHECK (completed_at IS NOT NULL AND claimed_by IS NULL AND attempts BETWEEN 0 AND max_attempts)
+    CONSTRAINT finished CHECK (
+        completed_at IS NOT NULL AND num_nonnulls(claimed_by, claimed_at) = 0 AND attempts BETWEEN 0 AND max_attempts)
 )
     FOR VALUES IN ('SENT', 'CANCELLED')
     WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
@@ -175,7 +189,8 @@ CREATE INDEX delivery_history_completed ON webhook.delivery_history (completed_a
 
 CREATE TABLE webhook.dead_letter PARTITION OF webhook.delivery (
     CONSTRAINT failed_with_an_error CHECK (
-        completed_at IS NOT NULL AND last_error IS NOT NULL AND claimed_by IS NULL AND attempts BETWEEN 0 AND max_attempts)
+        completed_at IS NOT NULL AND last_error IS NOT NULL AND num_nonnulls(claimed_by, claimed_at) = 0
+        AND attempts BETWEEN 0 AND max_attempts)
 )
     FOR VALUES IN ('FAILED');
 CREATE INDEX dead_letter_completed ON webhook.dead_letter (completed_at);

@@ -262,7 +262,7 @@ BEGIN
     DELETE FROM webhook.secret s WHERE s.endpoint_id = removed_id;
     DELETE FROM webhook.breaker b WHERE b.endpoint_id = removed_id;
     PERFORM webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id),
-                                  CASE pending WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, 'endpoint removed')
-    FROM webhook.delivery_queue q WHERE q.endpoint_id = removed_id
+                                  CASE pending WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, 'endpoint_removed')
+    FROM webhook.queue_of(removed_id) q
     HAVING count(*) > 0;
 END $$;

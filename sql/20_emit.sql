@@ -179,9 +179,11 @@ BEGIN
 
     wanted_keys := webhook.matching_keys(emit.tenant, emit.event_type);
     INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key, created_at)
-    SELECT new_event_id, s.endpoint_id, emit.event_type, s.max_attempts, greatest(emit.deliver_at, emitted_at),
-           emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
+         created_at)
+    SELECT new_event_id, s.endpoint_id, emit.event_type, s.max_attempts, greatest(nullif(emit.deliver_at, 'infinity'), emitted_at),
+           CASE WHEN emit.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit.expires_at, emit.ordering_key,
+           emit.coalesce_key, emitted_at
     FROM webhook.subscribers(wanted_keys) s
     WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
       AND (s.filter IS NULL OR webhook.passes(s.filter, emit.event_type, emit.payload));
@@ -227,9 +229,10 @@ BEGIN
         FROM kind k CROSS JOIN LATERAL webhook.subscribers(k.keys) s
         WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
     )
-    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, created_at)
-    SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, greatest(emit_events.deliver_at, emitted_at), emit_events.expires_at,
-           emitted_at
+    INSERT INTO webhook.delivery_queue
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, created_at)
+    SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, greatest(nullif(emit_events.deliver_at, 'infinity'), emitted_at),
+           CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at, emitted_at
     FROM unnest(event_ids, event_types, tenants, payloads) AS v (id, event_type, tenant, payload)
     JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
     WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload);

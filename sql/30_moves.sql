@@ -4,13 +4,10 @@
 -- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
 -- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
 
--- Whether there is time left until expires_at. What has none is never claimed; 43_open_breaker.sql fails it.
-CREATE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN expires_at IS NULL OR expires_at > now();
-
--- From the queue to the history (CANCELLED) or the dead letters (FAILED).
-CREATE FUNCTION webhook.finish_queued(event_ids uuid[], endpoint_ids int[], new_status text, why text) RETURNS bigint
+-- From the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of an attempt; last_error
+-- says the same in words. `attempts_spent` counts in each of them, as failing fast does.
+CREATE FUNCTION webhook.finish_queued(
+    event_ids uuid[], endpoint_ids int[], new_status text, new_reason text, attempts_spent int DEFAULT 0) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -24,23 +21,27 @@ BEGIN
         RETURNING q.*
     )
     INSERT INTO webhook.delivery
-        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-         coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
-    SELECT g.event_id, g.endpoint_id, g.event_type, new_status, g.attempts, g.max_attempts, g.next_attempt_at, g.expires_at,
-           g.ordering_key, g.coalesce_key, g.claim_seq, g.last_status_code, why, g.duration_ms, g.created_at, now()
+        (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
+         ordering_key, coalesce_key, claim_seq, last_attempt_at, last_status_code, reason, last_error, duration_ms,
+         created_at, completed_at)
+    SELECT g.event_id, g.endpoint_id, g.event_type, new_status, g.attempts + attempts_spent, g.max_attempts, g.next_attempt_at,
+           g.wait_reason, g.expires_at, g.ordering_key, g.coalesce_key, g.claim_seq + attempts_spent,
+           CASE WHEN attempts_spent > 0 THEN now() ELSE g.last_attempt_at END,
+           CASE WHEN attempts_spent = 0 THEN g.last_status_code END, new_reason, replace(new_reason, '_', ' '),
+           CASE WHEN attempts_spent = 0 THEN g.duration_ms END, g.created_at, now()
     FROM gone g;
     GET DIAGNOSTICS moved = ROW_COUNT;
     RETURN moved;
 END $$;
 
--- From the queue to the dead letters, for a reason that is no outcome of an attempt. As where settle() fails a delivery, it is
--- an alert and counts in the metrics.
-CREATE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], why text) RETURNS bigint
+-- From the queue to the dead letters. As where settle() fails a delivery, it is an alert and counts in the metrics.
+CREATE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], new_reason text, attempts_spent int DEFAULT 0)
+    RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    moved bigint := webhook.finish_queued(event_ids, endpoint_ids, 'FAILED', why);
+    moved bigint := webhook.finish_queued(event_ids, endpoint_ids, 'FAILED', new_reason, attempts_spent);
     failed record;
 BEGIN
     FOR failed IN
@@ -52,7 +53,7 @@ BEGIN
         GROUP BY d.endpoint_id
     LOOP
         INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
-        VALUES (failed.endpoint_id, 'failed', why, failed.deliveries, failed.event_ids);
+        VALUES (failed.endpoint_id, 'failed', replace(new_reason, '_', ' '), failed.deliveries, failed.event_ids);
         PERFORM webhook.add_tally(ARRAY[failed.endpoint_id], '{FAILED}', '{0}', ARRAY[failed.deliveries],
                                   ARRAY[failed.retried], ARRAY[failed.retries]);
     END LOOP;
@@ -61,8 +62,7 @@ END $$;
 
 -- Back to the queue, from the start and due now: what failed, and if asked what was sent or cancelled. Not where the
 -- endpoint was removed, or where there is no payload any more. What had expired does not again: somebody wants it sent. Who
--- asks for what was sent or cancelled too wants it whatever has come after it: it is not coalesced any more. The claim_seq that it
--- gets keeps an open breaker from skipping it (again).
+-- asks for what was sent or cancelled too wants it whatever has come after it: it is not coalesced any more.
 CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], finished_too boolean DEFAULT false) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -85,10 +85,11 @@ BEGIN
         RETURNING d.*
     )
     INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, expires_at, ordering_key, coalesce_key,
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
          claim_seq, created_at)
-    SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), CASE WHEN webhook.has_time(g.expires_at) THEN g.expires_at END,
-           g.ordering_key, CASE WHEN NOT finished_too THEN g.coalesce_key END, greatest(g.claim_seq, 1), g.created_at
+    SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), 'replayed',
+           CASE WHEN webhook.has_time(g.expires_at) THEN g.expires_at END, g.ordering_key,
+           CASE WHEN NOT finished_too THEN g.coalesce_key END, g.claim_seq, g.created_at
     FROM (SELECT * FROM failed UNION ALL SELECT * FROM finished) g;
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF moved > 0 THEN

@@ -2,8 +2,9 @@
 --
 -- That is the order of their events' ids, which carry the time of the emission to a quarter of a microsecond. Each endpoint
 -- and key with something queued has a lane, and the lane says whose turn it is. The claim opens lanes, each for the first
--- that is queued, takes nothing but what has its turn, and parks the rest it meets: next_attempt_at infinity, waits_for
--- whose turn it is. So followers are met once and not in every turn, however many wait behind a failing one. Retries and
+-- that is queued, takes nothing but what has its turn, and sets the rest it meets aside: waits_for says whose turn it is, and
+-- the due index leaves them out. So followers are met once and not in every turn, however many wait behind a failing one. Their
+-- own time stays as it is. Retries and
 -- lost claims keep the turn; it passes on when its delivery leaves the queue, whoever moves it and wherever to: a trigger
 -- sees to it. Under the policy's on_blocked = wait it does not pass on from a dead letter, until somebody sends that again
 -- or discards it; but nobody waits for one that was redacted and cannot be sent any more.
@@ -24,11 +25,11 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');
 
 CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, ordering_key, event_id) WHERE ordering_key IS NOT NULL;
 
--- Of these places, which the caller has locked, those that may be claimed; the others are parked, and some of those behind them
+-- Of these places, which the caller has locked, those that may be claimed; the others are set aside, and some of those behind them
 -- too, which the caller would meet next. Where somebody has locked the
 -- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
 -- places are put off for a second, so that they are not in the way of what is behind them.
-CREATE FUNCTION webhook.in_order(places tid[]) RETURNS tid[]
+CREATE FUNCTION webhook.set_followers_aside(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -52,7 +53,7 @@ BEGIN
                       WHERE l.endpoint_id = met.endpoint_id AND l.ordering_key = met.ordering_key OFFSET 0)
     ON CONFLICT DO NOTHING;
 
-    -- While the lane is locked nobody passes its turn on without seeing who was parked behind it.
+    -- While the lane is locked nobody passes its turn on without seeing who was set aside behind it.
     WITH met AS MATERIALIZED (
         SELECT q.ctid AS place, q.endpoint_id, q.ordering_key, q.event_id, lane.event_id AS turn_of,
                q.ordering_key IS NULL OR coalesce(lane.event_id = q.event_id, false) AS is_in_turn
@@ -68,10 +69,9 @@ BEGIN
         FROM met m WHERE NOT m.is_in_turn AND m.turn_of IS NOT NULL
         ORDER BY m.endpoint_id, m.ordering_key, m.event_id DESC
     ), behind AS MATERIALIZED (
-        SELECT m.place, CASE WHEN m.turn_of IS NULL THEN now() + interval '1 s' ELSE 'infinity' END AS due_at, m.turn_of
-        FROM met m WHERE NOT m.is_in_turn
+        SELECT m.place, m.turn_of FROM met m WHERE NOT m.is_in_turn
         UNION ALL
-        SELECT q.place, 'infinity', l.turn_of
+        SELECT q.place, l.turn_of
         FROM last_met l
         CROSS JOIN LATERAL (
             SELECT q.ctid AS place FROM webhook.delivery_queue q
@@ -80,8 +80,11 @@ BEGIN
             ORDER BY q.endpoint_id, q.ordering_key, q.event_id
             LIMIT 20 FOR UPDATE SKIP LOCKED
         ) q
-    ), parked AS (
-        UPDATE webhook.delivery_queue q SET next_attempt_at = b.due_at, waits_for = b.turn_of FROM behind b WHERE q.ctid = b.place
+    ), set_aside AS (
+        UPDATE webhook.delivery_queue q
+        SET waits_for = b.turn_of,
+            next_attempt_at = CASE WHEN b.turn_of IS NULL THEN now() + interval '1 s' ELSE q.next_attempt_at END
+        FROM behind b WHERE q.ctid = b.place
     )
     SELECT array_agg(m.place) INTO in_turn FROM met m WHERE m.is_in_turn;
     RETURN in_turn;
@@ -105,13 +108,13 @@ BEGIN
     RETURN turn_of = q.event_id;
 END $$;
 
--- Parked deliveries whose time has come are due, and before what was emitted after them.
-CREATE FUNCTION webhook.unpark(event_ids uuid[], endpoint_ids int[]) RETURNS void
+-- Their turn has come: followers wait for nothing but their time.
+CREATE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    UPDATE webhook.delivery_queue SET next_attempt_at = created_at, waits_for = NULL
+    UPDATE webhook.delivery_queue SET waits_for = NULL
     WHERE ctid = ANY (ARRAY(
         SELECT q.place FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
         CROSS JOIN LATERAL (
@@ -148,7 +151,7 @@ BEGIN
     ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT 1;
     IF FOUND THEN
         UPDATE webhook.lane l SET event_id = next_event WHERE l.endpoint_id = of_endpoint AND l.ordering_key = of_key;
-        PERFORM webhook.unpark(ARRAY[next_event], ARRAY[of_endpoint]);
+        PERFORM webhook.call_followers(ARRAY[next_event], ARRAY[of_endpoint]);
     ELSE
         DELETE FROM webhook.lane l WHERE l.endpoint_id = of_endpoint AND l.ordering_key = of_key;
     END IF;
@@ -166,8 +169,8 @@ CREATE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
 CREATE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
 
--- Once a minute: turns of deliveries that are gone are passed on, and what is parked without a reason is not any more. What is
--- parked is read in the order of its keys, beside the lanes: a join the wrong way round would read all lanes for each.
+-- Once a minute: turns of deliveries that are gone are passed on, and followers that wait for nobody are called. They are read in
+-- the order of their keys, beside the lanes: a join the wrong way round would read all lanes for each.
 CREATE FUNCTION webhook.keep_order() RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -180,7 +183,7 @@ BEGIN
                             OFFSET 0)
           FOR UPDATE SKIP LOCKED) l;
 
-    PERFORM webhook.unpark(array_agg(q.event_id), array_agg(q.endpoint_id))
+    PERFORM webhook.call_followers(array_agg(q.event_id), array_agg(q.endpoint_id))
     FROM webhook.delivery_queue q
     LEFT JOIN webhook.lane l ON l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key
     WHERE q.ordering_key IS NOT NULL AND q.waits_for IS NOT NULL AND (l.event_id IS NULL OR l.event_id = q.event_id)

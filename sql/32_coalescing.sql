@@ -66,7 +66,7 @@ BEGIN
 END $$;
 
 -- Of these places, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
-CREATE FUNCTION webhook.newest(places tid[]) RETURNS tid[]
+CREATE FUNCTION webhook.cancel_superseded(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$

@@ -14,7 +14,7 @@
 
 -- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
 -- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0
--- for what is due and a day at most, whatever people wrote: infinity is a way to park a delivery.
+-- for what is due and a day at most. Endpoints whose deliveries are all parked or wait for their turn are not on it.
 CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, turns_away boolean)
     LANGUAGE plpgsql
@@ -28,10 +28,12 @@ BEGIN
     -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
     RETURN QUERY
     WITH RECURSIVE page AS (
-        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q WHERE q.endpoint_id > after_endpoint
+        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
+                WHERE q.endpoint_id > after_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
                 ORDER BY q.endpoint_id LIMIT 1) AS id, 1 AS place
         UNION ALL
-        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q WHERE q.endpoint_id > page.id
+        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
+                WHERE q.endpoint_id > page.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
                 ORDER BY q.endpoint_id LIMIT 1), page.place + 1
         FROM page WHERE page.id IS NOT NULL AND page.place < page_size
     )
@@ -47,7 +49,7 @@ BEGIN
     ) ours ON true
     LEFT JOIN LATERAL (
         SELECT q.next_attempt_at FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = ours.id AND ours.is_served AND q.status = 'PENDING' AND webhook.has_time(q.expires_at)
+        WHERE q.endpoint_id = ours.id AND ours.is_served AND webhook.awaits_its_time(q)
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (
@@ -105,11 +107,9 @@ BEGIN
                     SELECT q.ctid AS place, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
                            coalesce((SELECT v.payload_bytes FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
                     FROM webhook.delivery_queue q
-                    WHERE q.endpoint_id = served.id AND q.status = 'PENDING'
+                    WHERE q.endpoint_id = served.id AND webhook.is_ready(q, guard.retries_before)
+                      -- For the index: unless retries are brought forward, it is read no further.
                       AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
-                      AND q.next_attempt_at < 'infinity'
-                      AND (q.next_attempt_at <= now() OR q.claimed_at < guard.retries_before)
-                      AND webhook.has_time(q.expires_at)
                     ORDER BY q.next_attempt_at, q.event_id
                     LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
                     FOR UPDATE SKIP LOCKED
@@ -119,19 +119,19 @@ BEGIN
         ) met;
         EXIT WHEN (some_are_ordered OR some_are_coalesced) IS NOT TRUE;
         IF some_are_coalesced THEN
-            picked := webhook.newest(picked);
+            picked := webhook.cancel_superseded(picked);
         END IF;
         IF some_are_ordered THEN
-            picked := webhook.in_order(picked);
+            picked := webhook.set_followers_aside(picked);
         END IF;
-        -- Where all that was met had to be parked or cancelled, what is behind it may go.
+        -- Where all that was met had to be set aside or cancelled, what is behind it may go.
         EXIT WHEN cardinality(picked) > 0;
     END LOOP;
 
     IF EXISTS (SELECT FROM webhook.breaker b
                WHERE b.endpoint_id = ANY (endpoint_ids)
                  AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)) THEN
-        exceptions := webhook.in_order(webhook.pick_exceptions(endpoint_ids, our_origin));
+        exceptions := webhook.set_followers_aside(webhook.pick_exceptions(endpoint_ids, our_origin));
         PERFORM webhook.end_catching_up(endpoint_ids);
     END IF;
 
@@ -140,7 +140,7 @@ BEGIN
     WITH claimed AS (
         UPDATE webhook.delivery_queue q
         SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
-            claimed_at = now(), claimed_by = instance, waits_for = NULL
+            claimed_at = now(), claimed_by = instance
         WHERE q.ctid = ANY (picked || exceptions)
         RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
     )

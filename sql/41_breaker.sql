@@ -286,7 +286,7 @@ END $$;
 
 -- Where claim() finds the deliveries that go out although nothing else may: one probe for each breaker that is due
 -- for it, and tests. The probe is what has waited longest, retries that wait for their time included; not what has to wait for
--- its turn or was superseded. Of that no more than a page is passed over, and then parked or cancelled as in claim(), so that
+-- its turn or was superseded. Of that no more than a page is passed over, and then set aside or cancelled as in claim(), so that
 -- the next call gets further.
 CREATE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -310,9 +310,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT met.place, (met.q).event_id, (met.q).claim_seq
             FROM (SELECT q.ctid AS place, q FROM webhook.delivery_queue q
-                  WHERE q.endpoint_id = due.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at < 'infinity'
-                    AND q.event_type <> 'webhook.test'
-                    AND (q.next_attempt_at <= now() OR q.claimed_at IS NOT NULL) AND webhook.has_time(q.expires_at)
+                  WHERE q.endpoint_id = due.endpoint_id AND webhook.may_be_probe(q)
                   ORDER BY q.next_attempt_at, q.event_id
                   LIMIT page_size FOR UPDATE SKIP LOCKED) met
             WHERE webhook.has_its_turn(met.q) AND NOT webhook.is_superseded(met.q)
@@ -326,12 +324,11 @@ BEGIN
     )
     SELECT array_agg(probe.place) INTO probes FROM probe;
 
-    PERFORM webhook.in_order(webhook.newest(array_agg(q.place)))
+    PERFORM webhook.set_followers_aside(webhook.cancel_superseded(array_agg(q.place)))
     FROM webhook.breaker b
     CROSS JOIN LATERAL (
         SELECT q.ctid AS place FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
-          AND num_nonnulls(q.ordering_key, q.coalesce_key) > 0 AND webhook.has_time(q.expires_at)
+        WHERE q.endpoint_id = b.endpoint_id AND webhook.is_ready(q, NULL) AND num_nonnulls(q.ordering_key, q.coalesce_key) > 0
         ORDER BY q.next_attempt_at, q.event_id
         LIMIT page_size FOR UPDATE SKIP LOCKED
     ) q
@@ -343,7 +340,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT FROM webhook.endpoint e WHERE e.id = b.endpoint_id AND e.origin = our_origin LIMIT 1) ours
     CROSS JOIN LATERAL (
         SELECT q.ctid AS place FROM webhook.delivery_queue q
-        WHERE q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
+        WHERE q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id AND webhook.is_ready(q, NULL)
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) q
     WHERE b.endpoint_id = ANY (endpoint_ids) AND b.test_event_id IS NOT NULL;
@@ -359,8 +356,7 @@ CREATE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
             SELECT b.endpoint_id FROM webhook.breaker b
             WHERE b.endpoint_id = ANY (endpoint_ids) AND b.retries_before IS NOT NULL
               AND NOT EXISTS (SELECT FROM webhook.delivery_queue q
-                              WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING' AND q.claimed_at < b.retries_before
-                                AND q.next_attempt_at > now() AND q.next_attempt_at < 'infinity')
+                              WHERE q.endpoint_id = b.endpoint_id AND webhook.is_ready(q, b.retries_before) AND q.next_attempt_at > now())
             FOR UPDATE SKIP LOCKED
         )
         UPDATE webhook.breaker b SET retries_before = NULL FROM caught_up c WHERE b.endpoint_id = c.endpoint_id;

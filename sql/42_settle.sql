@@ -73,11 +73,12 @@ BEGIN
         LEFT JOIN webhook.endpoint e ON e.id = batch.endpoint_id
     ), fenced AS MATERIALIZED (
         SELECT q.*, o.status_code, o.error_kind, o.excerpt, o.retry_after, o.duration_ms, o.finished_at,
-               coalesce(o.error, 'HTTP ' || o.status_code) AS error
+               coalesce(o.error, 'HTTP ' || o.status_code) AS error,
+               CASE WHEN o.status_code IS NULL THEN o.error_kind ELSE 'status' END AS reason
         FROM outcome o
         CROSS JOIN LATERAL (
             SELECT q.ctid AS row_place, q.event_id, q.endpoint_id, q.event_type, q.attempts, q.max_attempts, q.next_attempt_at,
-                   q.expires_at, q.ordering_key, q.coalesce_key, q.claim_seq, q.created_at
+                   q.wait_reason, q.expires_at, q.ordering_key, q.coalesce_key, q.claim_seq, q.created_at
             FROM webhook.delivery_queue q
             WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
               AND q.claim_seq = o.claim_seq AND q.status = 'SENDING'
@@ -102,30 +103,35 @@ BEGIN
         RETURNING 1
     ), sent AS (
         INSERT INTO webhook.delivery_history
-            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-             coalesce_key, claim_seq, last_status_code, duration_ms, created_at, completed_at)
-        SELECT event_id, endpoint_id, event_type, new_status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-               coalesce_key, claim_seq, status_code, duration_ms, created_at, finished_at
+            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
+             ordering_key, coalesce_key, claim_seq, last_attempt_at, last_status_code, duration_ms, created_at, completed_at)
+        SELECT event_id, endpoint_id, event_type, new_status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
+               ordering_key, coalesce_key, claim_seq, finished_at, status_code, duration_ms, created_at, finished_at
         FROM judged j WHERE j.new_status = 'SENT' AND j.is_kept
     ), failed AS (
         INSERT INTO webhook.dead_letter
-            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-             coalesce_key, claim_seq, last_status_code, last_error, duration_ms, created_at, completed_at)
-        SELECT event_id, endpoint_id, event_type, new_status, attempts, max_attempts, next_attempt_at, expires_at, ordering_key,
-               coalesce_key, claim_seq, status_code, error, duration_ms, created_at, finished_at
+            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
+             ordering_key, coalesce_key, claim_seq, last_attempt_at, last_status_code, reason, last_error, duration_ms,
+             created_at, completed_at)
+        SELECT event_id, endpoint_id, event_type, new_status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
+               ordering_key, coalesce_key, claim_seq, finished_at, status_code, reason, error, duration_ms,
+               created_at, finished_at
         FROM judged j WHERE j.new_status = 'FAILED'
     ), queued AS (
         -- Put back by us, the attempt does not count; after trouble of our own a second passes, so as not to spin.
         UPDATE webhook.delivery_queue q
-        SET status = 'PENDING', claimed_by = NULL,
-            (attempts, next_attempt_at, last_status_code, last_error, duration_ms) = (
+        SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL,
+            (attempts, next_attempt_at, wait_reason, last_attempt_at, last_status_code, reason, last_error, duration_ms) = (
                 SELECT CASE j.verdict WHEN 'release' THEN q.attempts - 1 ELSE q.attempts END,
                        CASE
                            WHEN j.error_kind = 'released' THEN q.next_attempt_at
                            WHEN j.verdict = 'release' THEN j.finished_at + interval '1 s'
                            ELSE j.finished_at + webhook.backoff_delay(j.policy, j.attempts, j.retry_after, random())
                        END,
+                       CASE j.error_kind WHEN 'released' THEN q.wait_reason ELSE 'retry' END,
+                       CASE j.error_kind WHEN 'released' THEN q.last_attempt_at ELSE j.finished_at END,
                        CASE j.error_kind WHEN 'released' THEN q.last_status_code ELSE j.status_code END,
+                       CASE j.error_kind WHEN 'released' THEN q.reason ELSE j.reason END,
                        CASE j.error_kind WHEN 'released' THEN q.last_error ELSE j.error END,
                        CASE j.error_kind WHEN 'released' THEN q.duration_ms ELSE j.duration_ms END
                 FROM judged j WHERE j.row_place = q.ctid)

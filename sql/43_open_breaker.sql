@@ -24,26 +24,24 @@ BEGIN
         -- the whole backlog.
         due_at := CASE WHEN first_due <= now() THEN first_due
                        WHEN EXISTS (SELECT FROM webhook.delivery_queue q
-                                    WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING'
-                                      AND q.next_attempt_at < 'infinity' AND q.claimed_at IS NOT NULL
-                                      AND webhook.has_time(q.expires_at))
+                                    WHERE q.endpoint_id = b.endpoint_id AND webhook.may_be_probe(q))
                        THEN now() ELSE first_due END;
     ELSE
         turns_away := when_open <> 'hold';
         due_at := CASE WHEN b.probe_at > now() THEN b.probe_at END;
         IF when_open IN ('fail', 'attempt') THEN
             due_at := least(due_at, (SELECT q.next_attempt_at FROM webhook.delivery_queue q
-                                     WHERE q.endpoint_id = b.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at > now()
+                                     WHERE q.endpoint_id = b.endpoint_id AND webhook.awaits_its_time(q) AND q.next_attempt_at > now()
                                      ORDER BY q.next_attempt_at, q.event_id LIMIT 1));
         END IF;
     END IF;
 END $$;
 
--- What `skip` cancels when it is due: emitted since the breaker opened, and since then neither tried nor queued again by a person,
--- who wants it sent. Both leave a claim_seq.
-CREATE FUNCTION webhook.is_skipped(created_at timestamptz, claim_seq bigint, opened_at timestamptz) RETURNS boolean
+-- What `skip` cancels when it is due: emitted since the breaker opened, and since then neither tried nor asked for by a person,
+-- who wants it sent.
+CREATE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, opened_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
-    RETURN created_at >= opened_at AND claim_seq = 0;
+    RETURN created_at >= opened_at AND wait_reason = 'new';
 
 -- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
 -- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many of each endpoint;
@@ -68,10 +66,10 @@ BEGIN
     LOOP
         SELECT array_agg(due.event_id) INTO ids
         FROM (SELECT q.event_id FROM webhook.delivery_queue q
-              WHERE q.endpoint_id = guarded.endpoint_id AND q.status = 'PENDING' AND q.next_attempt_at <= now()
-                AND q.event_id IS DISTINCT FROM guarded.test_event_id AND webhook.has_time(q.expires_at)
+              WHERE q.endpoint_id = guarded.endpoint_id AND webhook.is_ready(q, NULL)
+                AND q.event_id IS DISTINCT FROM guarded.test_event_id
                 AND q.next_attempt_at >= CASE (guarded.policy).when_open WHEN 'skip' THEN guarded.opened_at ELSE '-infinity' END
-                AND ((guarded.policy).when_open <> 'skip' OR webhook.is_skipped(q.created_at, q.claim_seq, guarded.opened_at))
+                AND ((guarded.policy).when_open <> 'skip' OR webhook.is_skipped(q.created_at, q.wait_reason, guarded.opened_at))
               ORDER BY q.next_attempt_at, q.event_id
               LIMIT page_size FOR UPDATE SKIP LOCKED) due;
         CONTINUE WHEN ids IS NULL;
@@ -81,28 +79,30 @@ BEGIN
             WHEN 'skip' THEN
                 PERFORM webhook.finish_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'CANCELLED', 'skipped');
             WHEN 'fail' THEN
-                PERFORM webhook.fail_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'circuit open');
+                PERFORM webhook.fail_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'circuit_open');
             WHEN 'attempt' THEN
                 WITH failed_fast AS (
-                    -- The last attempt leaves the row as it is, SENDING, for fail_queued() to take.
                     UPDATE webhook.delivery_queue q
-                    SET attempts = q.attempts + 1, claim_seq = q.claim_seq + 1, last_error = 'circuit open',
-                        last_status_code = NULL, duration_ms = NULL, claimed_at = now(),
-                        status = CASE WHEN q.attempts + 1 < q.max_attempts THEN 'PENDING' ELSE 'SENDING' END,
-                        claimed_by = CASE WHEN q.attempts + 1 < q.max_attempts THEN NULL ELSE 0 END,
+                    SET attempts = q.attempts + 1, claim_seq = q.claim_seq + 1, wait_reason = 'retry', last_attempt_at = now(),
+                        last_status_code = NULL, reason = 'circuit_open', last_error = 'circuit open', duration_ms = NULL,
                         next_attempt_at = now() + webhook.backoff_delay(guarded.policy, q.attempts + 1, NULL, random())
                     FROM unnest(ids) AS i (event_id)
-                    WHERE q.event_id = i.event_id AND q.endpoint_id = guarded.endpoint_id
-                    RETURNING q.event_id, q.claim_seq, q.attempts, q.status
+                    WHERE q.event_id = i.event_id AND q.endpoint_id = guarded.endpoint_id AND q.attempts + 1 < q.max_attempts
+                    RETURNING q.event_id, q.claim_seq, q.attempts
+                ), spent AS (
+                    SELECT q.event_id, q.claim_seq + 1 AS claim_seq, q.attempts + 1 AS attempts
+                    FROM unnest(ids) AS i (event_id)
+                    JOIN webhook.delivery_queue q ON q.event_id = i.event_id AND q.endpoint_id = guarded.endpoint_id
+                    WHERE q.attempts + 1 >= q.max_attempts
                 ), logged AS (
                     INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, attempt, verdict, error_kind, error, duration_ms, finished_at)
                     SELECT f.event_id, guarded.endpoint_id, f.claim_seq, f.attempts, 'retry', 'circuit_open', 'circuit open', 0, now()
-                    FROM failed_fast f
+                    FROM (SELECT * FROM failed_fast UNION ALL SELECT * FROM spent) f
                 )
-                SELECT array_agg(f.event_id) INTO spent_ids FROM failed_fast f WHERE f.status = 'SENDING';
+                SELECT array_agg(s.event_id) INTO spent_ids FROM spent s;
                 IF spent_ids IS NOT NULL THEN
                     PERFORM webhook.fail_queued(spent_ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(spent_ids)]),
-                                                'circuit open');
+                                                'circuit_open', attempts_spent => 1);
                 END IF;
         END CASE;
     END LOOP;
@@ -145,7 +145,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT (webhook.policy_of(e.policy)).hold_for AS hold_for) p
     CROSS JOIN LATERAL (
         SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = e.id AND q.status = 'PENDING' AND q.next_attempt_at < now() - p.hold_for
+        WHERE q.endpoint_id = e.id AND webhook.is_ready(q, NULL) AND q.next_attempt_at < now() - p.hold_for
         ORDER BY q.next_attempt_at, q.event_id
         LIMIT page_size FOR UPDATE SKIP LOCKED
     ) q

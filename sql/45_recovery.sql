@@ -52,7 +52,8 @@ BEGIN
         FOR UPDATE OF q SKIP LOCKED
     ), requeued AS (
         UPDATE webhook.delivery_queue q
-        SET status = 'PENDING', claimed_by = NULL, last_error = 'worker lost'
+        SET status = 'PENDING', wait_reason = 'retry', claimed_at = NULL, claimed_by = NULL, last_attempt_at = now(),
+            reason = 'worker_lost', last_error = 'worker lost'
         FROM lost l
         WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND l.has_attempts_left
         RETURNING 1
@@ -62,7 +63,7 @@ BEGIN
            array_agg(l.endpoint_id) FILTER (WHERE NOT l.has_attempts_left)
     INTO released, locked, spent_event_ids, spent_endpoint_ids
     FROM lost l;
-    failed := webhook.fail_queued(spent_event_ids, spent_endpoint_ids, 'worker lost');
+    failed := webhook.fail_queued(spent_event_ids, spent_endpoint_ids, 'worker_lost');
 END $$;
 
 -- Releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not know to be
@@ -104,11 +105,16 @@ CREATE FUNCTION webhook.cancel_orphans() RETURNS bigint
 DECLARE
     cancelled bigint;
 BEGIN
-    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'CANCELLED', 'endpoint removed') INTO cancelled
+    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'CANCELLED', 'endpoint_removed') INTO cancelled
     FROM webhook.removed_endpoint r
     CROSS JOIN LATERAL (
-        SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = r.id LIMIT 1000 FOR UPDATE SKIP LOCKED
+        SELECT due.* FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+                           WHERE q.endpoint_id = r.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+                           LIMIT 1000 FOR UPDATE SKIP LOCKED) due
+        UNION ALL
+        SELECT aside.* FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+                             WHERE q.endpoint_id = r.id AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL)
+                             LIMIT 1000 FOR UPDATE SKIP LOCKED) aside
     ) q
     HAVING count(*) > 0;
     RETURN coalesce(cancelled, 0);

@@ -4,6 +4,8 @@
 
 CREATE FUNCTION webhook.manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    has_chosen boolean := false;
 BEGIN
     IF (NEW.event_id, NEW.endpoint_id, NEW.event_type, NEW.claim_seq, NEW.created_at)
        IS DISTINCT FROM (OLD.event_id, OLD.endpoint_id, OLD.event_type, OLD.claim_seq, OLD.created_at) THEN
@@ -12,18 +14,23 @@ BEGIN
                   HINT = 'Emit a new event with webhook_emit() instead.';
     END IF;
 
+    -- The time that a person chose is brought forward neither when a breaker closes nor by a probe. Infinity parks the delivery,
+    -- and any time releases it.
+    IF NEW.next_attempt_at <> OLD.next_attempt_at OR NEW.next_attempt_at = 'infinity' THEN
+        NEW.wait_reason := CASE WHEN NEW.next_attempt_at = 'infinity' THEN 'parked' ELSE 'scheduled' END;
+        NEW.next_attempt_at := CASE WHEN NEW.next_attempt_at = 'infinity' THEN clock_timestamp()
+                                    ELSE greatest(NEW.next_attempt_at, 'epoch') END;
+        has_chosen := true;
+    END IF;
+
     IF NEW.status = OLD.status THEN
         -- Attempts set back to 0: from the start, so now.
-        IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NEW.next_attempt_at = OLD.next_attempt_at THEN
+        IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NOT has_chosen THEN
             NEW.next_attempt_at := now();
+            NEW.wait_reason := 'replayed';
         END IF;
         -- Without the key there is nothing to wait for, and with another one it is the claim that knows.
-        IF NEW.waits_for IS NOT NULL AND NEW.ordering_key IS DISTINCT FROM OLD.ordering_key THEN
-            NEW.next_attempt_at := now();
-        END IF;
-        -- The time that a person chose is brought forward neither when a breaker closes nor when its turn comes.
-        IF NEW.status = 'PENDING' AND NEW.next_attempt_at <> OLD.next_attempt_at THEN
-            NEW.claimed_at := NULL;
+        IF NEW.ordering_key IS DISTINCT FROM OLD.ordering_key THEN
             NEW.waits_for := NULL;
         END IF;
         RETURN NEW;
@@ -37,8 +44,9 @@ BEGIN
         IF NEW.attempts = OLD.attempts THEN
             NEW.attempts := 0;
         END IF;
-        IF NEW.next_attempt_at = OLD.next_attempt_at THEN
+        IF NOT has_chosen THEN
             NEW.next_attempt_at := now();
+            NEW.wait_reason := 'replayed';
         END IF;
         IF OLD.status IN ('SENT', 'CANCELLED') THEN
             NEW.coalesce_key := NULL;
@@ -46,12 +54,14 @@ BEGIN
         IF NEW.expires_at = OLD.expires_at AND NOT webhook.has_time(NEW.expires_at) THEN
             NEW.expires_at := NULL;
         END IF;
-        NEW.claim_seq := greatest(OLD.claim_seq, 1);        -- as in requeue()
+        NEW.last_attempt_at := NULL;
+        NEW.reason := NULL;
         NEW.last_error := NULL;
         NEW.last_status_code := NULL;
         NEW.duration_ms := NULL;
         NEW.completed_at := NULL;
     ELSIF NEW.status = 'CANCELLED' AND OLD.status <> 'SENT' THEN
+        NEW.reason := 'cancelled';
         NEW.last_error := 'cancelled';
         NEW.completed_at := now();
     ELSE

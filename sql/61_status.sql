@@ -48,9 +48,8 @@ BEGIN
            w.last_error, w.last_error_at
     FROM webhook.worker_state() w,
          (SELECT count(*) AS queued,
-                 count(*) FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS due,
-                 now() - min(greatest(d.next_attempt_at, d.created_at))
-                     FILTER (WHERE d.status = 'PENDING' AND d.next_attempt_at <= now()) AS oldest_due
+                 count(*) FILTER (WHERE webhook.is_ready(d, NULL)) AS due,
+                 now() - min(greatest(d.next_attempt_at, d.created_at)) FILTER (WHERE webhook.is_ready(d, NULL)) AS oldest_due
           FROM webhook.delivery_queue d) q;
 END $$;
 
@@ -86,8 +85,8 @@ FROM webhook.endpoint e
 LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
 CROSS JOIN LATERAL (
     SELECT count(*) AS queued, count(*) FILTER (WHERE q.status = 'SENDING') AS in_flight,
-           count(*) FILTER (WHERE q.status = 'PENDING' AND q.next_attempt_at <= now()) AS due
-    FROM webhook.delivery_queue q WHERE q.endpoint_id = e.id
+           count(*) FILTER (WHERE webhook.is_ready(q, b.retries_before)) AS due
+    FROM webhook.queue_of(e.id) q
 ) queue
 CROSS JOIN LATERAL (
     SELECT max(t.last_at) AS last_at FROM webhook.tally t WHERE t.endpoint_id = e.id AND t.status = 'SENT'

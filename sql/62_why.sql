@@ -135,8 +135,8 @@ BEGIN
     is_open := coalesce(b.state <> 'CLOSED', false);
     probe_is_due := is_open AND webhook.probe_is_due(b);
     waits := is_foreign OR NOT is_test AND (
-        is_stopped OR is_open AND (p.when_open = 'hold' OR p.when_open = 'skip' AND NOT webhook.is_skipped(d.created_at, d.claim_seq, b.opened_at)));
-    is_brought_forward := NOT is_open AND coalesce(d.claimed_at < b.retries_before, false);
+        is_stopped OR is_open AND (p.when_open = 'hold' OR p.when_open = 'skip' AND NOT webhook.is_skipped(d.created_at, d.wait_reason, b.opened_at)));
+    is_brought_forward := NOT is_open AND d.wait_reason = 'retry' AND coalesce(d.last_attempt_at < b.retries_before, false);
     sentences := '{}';
 
     IF is_foreign THEN
@@ -315,8 +315,7 @@ BEGIN
             WHEN d.waits_for IS NOT NULL THEN
                 format('  %s waits for event %s, whose turn it is by the ordering key "%s". SELECT webhook_why(%L) says more.',
                        next_attempt, d.waits_for, d.ordering_key, d.waits_for)
-            WHEN d.next_attempt_at = 'infinity' THEN
-                format('  %s is parked by hand: next_attempt_at is infinity. %s', next_attempt, make_due)
+            WHEN d.wait_reason = 'parked' THEN format('  %s is parked by hand. %s', next_attempt, make_due)
             WHEN endpoint.waits THEN
                 format('  %s waits until then%s.', next_attempt,
                        CASE WHEN d.next_attempt_at > now() THEN '; its own time is ' || webhook.time_in_words(d.next_attempt_at) END)

@@ -21,8 +21,9 @@ BEGIN
     SELECT coalesce(array_agg(id), '{}') INTO adopted FROM taken;
 
     PERFORM webhook.release_lost(array_agg(q.event_id), array_agg(q.endpoint_id))
-    FROM webhook.delivery_queue q
-    WHERE q.endpoint_id = ANY (adopted) AND q.status = 'SENDING'
+    FROM unnest(adopted) AS a (id)
+    CROSS JOIN LATERAL webhook.queue_of(a.id) q
+    WHERE q.status = 'SENDING'
     HAVING count(*) > 0;
     RETURN cardinality(adopted);
 END $$;

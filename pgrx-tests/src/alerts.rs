@@ -81,8 +81,9 @@ pub fn wait_for_silence(database: &Database) {
     database.wait_until(
         "SELECT NOT EXISTS (SELECT FROM webhook.alert)
             AND NOT EXISTS (SELECT FROM webhook.delivery_queue q LEFT JOIN webhook.breaker b USING (endpoint_id)
-                            WHERE q.status = 'SENDING' OR q.claimed_at < b.retries_before)
-            AND NOT EXISTS (SELECT FROM webhook.delivery_queue q WHERE q.next_attempt_at < now() + interval '1 min'
+                            WHERE q.status = 'SENDING' OR webhook.is_ready(q, b.retries_before) AND q.next_attempt_at > now())
+            AND NOT EXISTS (SELECT FROM webhook.delivery_queue q
+                            WHERE webhook.awaits_its_time(q) AND q.next_attempt_at < now() + interval '1 min'
                             AND NOT EXISTS (SELECT FROM webhook.endpoint_status s JOIN webhook.endpoint e USING (name)
                                             WHERE e.id = q.endpoint_id AND s.state IN ('OPEN', 'PAUSED', 'DISABLED')))",
     );

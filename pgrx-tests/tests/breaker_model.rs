@@ -307,9 +307,10 @@ struct Delivery {
     attempts: i32,
     max_attempts: i32,
     claim_seq: i64,
-    /// These two only while it is queued.
+    /// These three only while it is queued, and the first only while it is not parked.
     due_at: Option<i64>,
-    claimed_at: Option<i64>,
+    wait_reason: Option<String>,
+    last_attempt_at: Option<i64>,
     is_test: bool,
 }
 
@@ -333,25 +334,44 @@ impl Delivery {
 
     fn finish(&mut self, status: &str) {
         self.status = status.to_owned();
-        (self.due_at, self.claimed_at) = (None, None);
+        (self.due_at, self.wait_reason, self.last_attempt_at) = (None, None, None);
     }
 
-    fn wait_until(&mut self, due_at: i64) {
+    fn wait_until(&mut self, due_at: i64, reason: &str) {
         self.status = "PENDING".to_owned();
         self.due_at = Some(due_at);
+        self.wait_reason = Some(reason.to_owned());
+    }
+
+    fn waits_as(&self, reason: &str) -> bool {
+        self.is_pending() && self.wait_reason.as_deref() == Some(reason)
+    }
+
+    fn is_due(&self, now: i64) -> bool {
+        self.is_pending() && self.due_at.is_some_and(|due_at| due_at <= now)
+    }
+
+    /// A retry does not wait for its time once a breaker has closed.
+    fn is_brought_forward(&self, breaker: &Breaker) -> bool {
+        self.waits_as("retry") && self.last_attempt_at < breaker.retries_before
     }
 
     fn settle(&mut self, policy: &Policy, outcome: &Outcome, verdict: Verdict) {
         let at = finished_at(outcome);
         match verdict {
             Verdict::Success => self.finish("SENT"),
+            Verdict::Released { pause: 0 } => {
+                self.attempts -= 1;
+                self.status = "PENDING".to_owned();
+            }
             Verdict::Released { pause } => {
                 self.attempts -= 1;
-                let due_at = self.due_at.filter(|_| pause == 0);
-                self.wait_until(due_at.unwrap_or(at + pause));
+                self.last_attempt_at = Some(at);
+                self.wait_until(at + pause, "retry");
             }
             Verdict::Retriable if self.attempts < self.max_attempts => {
-                self.wait_until(at + policy.retry_delay.max(SHORTEST_WAIT));
+                self.last_attempt_at = Some(at);
+                self.wait_until(at + policy.retry_delay.max(SHORTEST_WAIT), "retry");
             }
             _ => self.finish("FAILED"),
         }
@@ -465,7 +485,8 @@ impl Case<'_, '_> {
             max_attempts,
             claim_seq: 0,
             due_at: Some(self.now + due_in * SECOND),
-            claimed_at: None,
+            wait_reason: Some("new".to_owned()),
+            last_attempt_at: None,
             is_test: event_type == "webhook.test",
         });
     }
@@ -519,6 +540,7 @@ impl Case<'_, '_> {
             19 => return self.take_from_the_worker(place, "PENDING"),
             20 => return self.take_from_the_worker(place, "CANCELLED"),
             21..24 => return self.begin_a_test(place),
+            24..27 => return self.choose_a_time(place),
             _ => return,
         };
     }
@@ -535,13 +557,43 @@ impl Case<'_, '_> {
         let delivery = &mut self.deliveries[self.random.one_of(&out)];
         if status == "PENDING" {
             delivery.attempts = 0;
-            delivery.wait_until(self.now);
-            delivery.claimed_at = None;
+            delivery.wait_until(self.now, "replayed");
+            delivery.last_attempt_at = None;
         } else {
             delivery.finish(status);
         }
         self.script += &format!(
             "UPDATE webhook.delivery SET status = '{status}' WHERE event_id = '{}' AND endpoint_id = {endpoint};",
+            delivery.event
+        );
+    }
+
+    /// A person parks what waits, makes it due, or puts it off. The same time as before changes nothing, unless it was parked.
+    fn choose_a_time(&mut self, place: usize) {
+        let endpoint = self.endpoints[place].id;
+        let waiting = self.places(|delivery| {
+            delivery.endpoint == endpoint && delivery.is_pending() && !delivery.is_test
+        });
+        if waiting.is_empty() {
+            return;
+        }
+        let delivery = &mut self.deliveries[self.random.one_of(&waiting)];
+        let time = match self.random.below(3) {
+            0 => {
+                delivery.wait_reason = Some("parked".to_owned());
+                delivery.due_at = None;
+                "'infinity'"
+            }
+            choice => {
+                let at = self.now + [0, 30 * SECOND][choice - 1];
+                if delivery.due_at != Some(at) {
+                    delivery.wait_until(at, "scheduled");
+                }
+                ["now()", "now() + interval '30 s'"][choice - 1]
+            }
+        };
+        self.script += &format!(
+            "UPDATE webhook.delivery SET next_attempt_at = {time} WHERE event_id = '{}' AND endpoint_id = {endpoint};",
             delivery.event
         );
     }
@@ -582,11 +634,9 @@ impl Case<'_, '_> {
             picked.extend(self.due(place, wish));
             picked.extend(self.probe(place));
             let test = self.endpoints[place].breaker.test;
-            picked.extend(self.places(|delivery| {
-                delivery.is_pending()
-                    && Some(delivery.event) == test
-                    && delivery.due_at <= Some(self.now)
-            }));
+            picked.extend(
+                self.places(|delivery| delivery.is_due(self.now) && Some(delivery.event) == test),
+            );
             self.end_catching_up(place);
         }
         picked.sort_unstable();
@@ -597,7 +647,6 @@ impl Case<'_, '_> {
             delivery.status = "SENDING".to_owned();
             delivery.attempts += 1;
             delivery.claim_seq += 1;
-            delivery.claimed_at = Some(self.now);
             expected.push(delivery.claim());
         }
         claimed.sort_unstable();
@@ -614,14 +663,9 @@ impl Case<'_, '_> {
         if !self.endpoints[place].is_served() || !breaker.is_closed() {
             return Vec::new();
         }
-        let is_brought_forward = |delivery: &Delivery| {
-            (delivery.claimed_at.zip(breaker.retries_before))
-                .is_some_and(|(at, before)| at < before)
-        };
         let mut due = self.places(|delivery| {
             delivery.endpoint == *id
-                && delivery.is_pending()
-                && (delivery.due_at <= Some(self.now) || is_brought_forward(delivery))
+                && (delivery.is_due(self.now) || delivery.is_brought_forward(breaker))
         });
         due.sort_by_key(|place| {
             (
@@ -647,9 +691,8 @@ impl Case<'_, '_> {
         }
         let waiting = self.places(|delivery| {
             delivery.endpoint == *id
-                && delivery.is_pending()
                 && !delivery.is_test
-                && (delivery.due_at <= Some(self.now) || delivery.claimed_at.is_some())
+                && (delivery.is_due(self.now) || delivery.waits_as("retry"))
         });
         let oldest = waiting.into_iter().min_by_key(|place| {
             (
@@ -671,9 +714,7 @@ impl Case<'_, '_> {
         let Endpoint { id, breaker, .. } = &self.endpoints[place];
         let waits = self.deliveries.iter().any(|delivery| {
             delivery.endpoint == *id
-                && delivery.is_pending()
-                && delivery.claimed_at < breaker.retries_before
-                && delivery.claimed_at.is_some()
+                && delivery.is_brought_forward(breaker)
                 && delivery.due_at > Some(self.now)
         });
         if !waits {
@@ -769,7 +810,8 @@ impl Case<'_, '_> {
     fn compare_deliveries(&mut self) {
         let query = "
             SELECT event_id, endpoint_id, status, attempts, max_attempts, claim_seq, event_type = 'webhook.test',
-                   (extract(epoch FROM next_attempt_at) * 1000000)::bigint, (extract(epoch FROM claimed_at) * 1000000)::bigint
+                   (extract(epoch FROM next_attempt_at) * 1000000)::bigint, wait_reason,
+                   (extract(epoch FROM last_attempt_at) * 1000000)::bigint
             FROM webhook.delivery ORDER BY event_id, endpoint_id";
         let rows = self.transaction.query(query, &[]).unwrap();
         let stored: Vec<Delivery> = rows.iter().map(stored_delivery).collect();
@@ -811,7 +853,7 @@ fn stored_breaker(row: &Row) -> Breaker {
 }
 
 fn stored_delivery(row: &Row) -> Delivery {
-    let status: String = row.get(2);
+    let (status, wait_reason): (String, String) = (row.get(2), row.get(8));
     let is_queued = status == "PENDING" || status == "SENDING";
     Delivery {
         event: row.get(0),
@@ -821,7 +863,10 @@ fn stored_delivery(row: &Row) -> Delivery {
         max_attempts: row.get(4),
         claim_seq: row.get(5),
         is_test: row.get(6),
-        due_at: row.get::<_, Option<i64>>(7).filter(|_| is_queued),
-        claimed_at: row.get::<_, Option<i64>>(8).filter(|_| is_queued),
+        due_at: row
+            .get::<_, Option<i64>>(7)
+            .filter(|_| is_queued && wait_reason != "parked"),
+        wait_reason: is_queued.then_some(wait_reason),
+        last_attempt_at: row.get::<_, Option<i64>>(9).filter(|_| is_queued),
     }
 }

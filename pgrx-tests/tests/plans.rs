@@ -44,7 +44,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
     let open = "
         SELECT * FROM webhook.claim(1, '{1}', '{3}', '{0}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
-        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
+        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
     client.batch_execute(open).unwrap();
     every_call_reads_little(&mut client);
@@ -79,7 +79,7 @@ fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
     let open = "
         SELECT * FROM webhook.claim(1, '{1}', '{10}', '{0}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
-        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
+        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
     client.batch_execute(open).unwrap();
     let before = index_reads(&mut client);
@@ -109,8 +109,8 @@ fn retries_are_brought_forward_past_all_that_wait_for_their_turn() {
     let close = "
         SELECT * FROM webhook.claim(1, '{1}', '{10}', '{0}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
-        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE claimed_at IS NOT NULL;
-        UPDATE webhook.delivery_queue SET next_attempt_at = 'infinity', waits_for = event_id WHERE claimed_at IS NULL;
+        UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
+        UPDATE webhook.delivery_queue SET waits_for = event_id WHERE wait_reason = 'new';
         INSERT INTO webhook.breaker (endpoint_id, retries_before) VALUES (1, now());
         VACUUM webhook.delivery_queue;";
     for statement in close.split_inclusive(';') {

@@ -213,7 +213,11 @@ struct Delivery {
     claim_seq: i64,
     last_status: Option<i32>,
     last_error: Option<String>,
+    reason: Option<&'static str>,
     duration_ms: Option<i32>,
+    wait_reason: &'static str,
+    /// Microseconds since 1970.
+    last_attempt_at: Option<f64>,
     /// Microseconds since 1970 between which the next attempt is due; none where it does not matter.
     due: Option<(f64, f64)>,
 }
@@ -234,20 +238,24 @@ impl Delivery {
         }
         self.last_status = outcome.status;
         self.last_error = outcome.described();
+        self.reason = outcome.status.map(|_| "status").or(outcome.error_kind);
         self.duration_ms = Some(outcome.duration_ms);
+        self.last_attempt_at = Some(finished_at);
         match verdict {
             Verdict::Success => {
                 (self.partition, self.status) = ("webhook.delivery_history", "SENT");
-                (self.last_error, self.due) = (None, None);
+                (self.last_error, self.reason, self.due) = (None, None, None);
                 return policy.keep_sent;
             }
             Verdict::NotTheEndpointsFault => {
                 self.attempts -= 1;
                 self.queued("PENDING");
+                self.wait_reason = "retry";
                 self.due = Some((finished_at + SECOND, finished_at + SECOND));
             }
             Verdict::Retry if self.attempts < self.max_attempts => {
                 self.queued("PENDING");
+                self.wait_reason = "retry";
                 let (shortest, longest) = policy.wait(self.attempts, outcome);
                 self.due = Some((finished_at + shortest, finished_at + longest));
             }
@@ -315,7 +323,10 @@ impl Case<'_, '_> {
                     claim_seq: 0,
                     last_status: None,
                     last_error: None,
+                    reason: None,
                     duration_ms: None,
+                    wait_reason: "new",
+                    last_attempt_at: None,
                     due: None,
                 });
             }
@@ -338,17 +349,26 @@ impl Case<'_, '_> {
         }
     }
 
-    /// Time passes, and whatever a status or too many failures switched off is switched on again.
+    /// A person makes what waits due, and parks some of it until the next round; whatever a status or too many failures
+    /// switched off is switched on again.
     fn make_due(&mut self) {
-        let update = "
+        let mut update = "
             UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL WHERE disabled_at IS NOT NULL;
-            UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'";
-        self.transaction.batch_execute(update).unwrap();
+            UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING';"
+            .to_owned();
         for delivery in &mut self.deliveries {
             if delivery.status == "PENDING" {
-                delivery.due = None;
+                (delivery.due, delivery.wait_reason) = (None, "scheduled");
+                if self.random.chance(10) {
+                    delivery.wait_reason = "parked";
+                    update += &format!(
+                        "UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE event_id = '{}' AND endpoint_id = {};",
+                        delivery.event, delivery.endpoint
+                    );
+                }
             }
         }
+        self.transaction.batch_execute(&update).unwrap();
     }
 
     fn claim(&mut self) {
@@ -374,6 +394,7 @@ impl Case<'_, '_> {
         for (endpoint, capacity) in endpoints.iter().zip(capacities) {
             let mut waiting: Vec<_> = (self.deliveries.iter_mut())
                 .filter(|delivery| delivery.endpoint == *endpoint && delivery.status == "PENDING")
+                .filter(|delivery| delivery.wait_reason != "parked")
                 .collect();
             waiting.sort_by_key(|delivery| delivery.event);
             for delivery in waiting.into_iter().take(capacity as usize) {
@@ -443,7 +464,9 @@ impl Case<'_, '_> {
         let query = "
             SELECT event_id, endpoint_id, tableoid::regclass::text, status, attempts, max_attempts, claim_seq,
                    last_status_code, last_error, duration_ms, (extract(epoch FROM next_attempt_at) * 1000000)::float8,
-                   (claimed_by IS NOT NULL) = (status = 'SENDING') AND (completed_at IS NOT NULL) = (status IN ('SENT', 'FAILED'))
+                   num_nonnulls(claimed_by, claimed_at) = CASE status WHEN 'SENDING' THEN 2 ELSE 0 END
+                       AND (completed_at IS NOT NULL) = (status IN ('SENT', 'FAILED')) AND isfinite(next_attempt_at),
+                   wait_reason, reason, (extract(epoch FROM last_attempt_at) * 1000000)::float8
             FROM webhook.delivery ORDER BY event_id, endpoint_id";
         let rows = self.transaction.query(query, &[]).unwrap();
         self.deliveries
@@ -474,6 +497,17 @@ impl Case<'_, '_> {
                 expected.last_status,
                 expected.last_error.as_deref(),
                 expected.duration_ms,
+            );
+            assert_eq!(seen, wanted);
+            let seen = (
+                row.get::<_, &str>(12),
+                row.get::<_, Option<&str>>(13),
+                row.get::<_, Option<f64>>(14),
+            );
+            let wanted = (
+                expected.wait_reason,
+                expected.reason,
+                expected.last_attempt_at,
             );
             assert_eq!(seen, wanted);
             assert!(

@@ -82,9 +82,14 @@ fn a_failing_delivery_says_what_was_tried_and_when_the_next_attempt_is() {
 
 #[test]
 fn the_statement_that_it_names_makes_a_delivery_due() {
-    for parked_until in ["now() + interval '1 h'", "'infinity'"] {
+    for put_off in [
+        "next_attempt_at = now() + interval '1 h'",
+        "wait_reason = 'parked'",
+    ] {
         let mut story = Story::begin();
-        let event = story.delivery(&format!("next_attempt_at = {parked_until}"));
+        let event = story.delivery(put_off);
+        // As a person, for whom the trigger acts.
+        story.run("RESET ROLE");
         let told = story.told(event);
         let statement = (told.iter())
             .find_map(|told| Some(&told[told.find("UPDATE webhook.delivery")?..]))
@@ -101,9 +106,7 @@ fn the_statement_that_it_names_makes_a_delivery_due() {
 fn a_delivery_whose_turn_it_is_not_says_whose_it_is() {
     let mut story = Story::begin();
     let first = story.delivery("ordering_key = 'order-1'");
-    let second = story.delivery(&format!(
-        "ordering_key = 'order-1', next_attempt_at = 'infinity', waits_for = '{first}'"
-    ));
+    let second = story.delivery(&format!("ordering_key = 'order-1', waits_for = '{first}'"));
     let waits = format!(
         "Attempt 1 of 6 waits for event {first}, whose turn it is by the ordering key \"order-1\". SELECT webhook_why('{first}') says more."
     );
@@ -129,9 +132,9 @@ fn a_dead_letter_says_that_others_wait_for_it() {
 #[test]
 fn a_delivery_that_is_parked_by_hand_says_so() {
     let mut story = Story::begin();
-    let event = story.delivery("next_attempt_at = 'infinity'");
+    let event = story.delivery("wait_reason = 'parked'");
     let told = story.told(event);
-    let parked = "  Attempt 1 of 6 is parked by hand: next_attempt_at is infinity. UPDATE ";
+    let parked = "  Attempt 1 of 6 is parked by hand. UPDATE ";
     assert!(
         told.iter().any(|told| told.starts_with(parked)),
         "{told:#?}"

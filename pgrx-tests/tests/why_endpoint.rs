@@ -291,7 +291,7 @@ fn a_probe_that_has_not_ended_in_time_is_awaited_or_given_up() {
 fn retries_that_a_closed_breaker_brought_forward_are_due_now() {
     let mut story = Story::begin();
     let retry = story.delivery(
-        "attempts = 1, claimed_at = now() - interval '1 min', next_attempt_at = now() + interval '2 h'",
+        "attempts = 1, wait_reason = 'retry', last_attempt_at = now() - interval '1 min', next_attempt_at = now() + interval '2 h'",
     );
     story.breaker("ramp, retries_before", "1, now() - interval '10 s'");
     let at = story.time("2 h");
