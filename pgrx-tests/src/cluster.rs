@@ -3,8 +3,9 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::sync::{LazyLock, OnceLock};
+use std::process::{self, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Once, OnceLock};
 use std::time::SystemTime;
 use std::{env, ptr, thread};
 
@@ -14,6 +15,7 @@ use crate::database::Database;
 use crate::directory::ServerDirectory;
 use crate::log::ServerLog;
 use crate::process::{Process, complete, unprivileged};
+use crate::template::Template;
 use crate::{port, wait};
 
 const HOST: &str = "127.0.0.1";
@@ -66,6 +68,7 @@ fn directory(variable: &str, option: &str) -> PathBuf {
 }
 
 static SHARED: OnceLock<Cluster> = OnceLock::new();
+static IDLE: OnceLock<Cluster> = OnceLock::new();
 
 pub struct Cluster {
     programs: PathBuf,
@@ -198,17 +201,18 @@ impl Cluster {
 
     /// The cluster of all tests of this process that neither restart nor configure it.
     pub fn shared() -> &'static Cluster {
-        extern "C" fn remove_shared() {
-            if let Some(cluster) = SHARED.get() {
-                cluster.server.as_ref().inspect(|server| server.quit());
-                cluster.directory.remove();
-            }
-        }
         SHARED.get_or_init(|| {
-            // Statics are never dropped, hence the handler.
-            // SAFETY: it is a plain function that stays loaded as long as the process runs.
-            unsafe { libc::atexit(remove_shared) };
+            remove_shared_at_exit();
             Cluster::start()
+        })
+    }
+
+    /// The same for tests where nobody may claim but the test: its workers deliver nothing.
+    pub fn idle() -> &'static Cluster {
+        IDLE.get_or_init(|| {
+            remove_shared_at_exit();
+            let idle = Cluster::builder().setting("webhook.enabled = off");
+            idle.setting("jit = off").start()
         })
     }
 
@@ -331,9 +335,12 @@ impl Cluster {
     /// Gives a stopped cluster another system identifier, as pg_createsubscriber does.
     pub fn change_system_identifier(&self) {
         assert!(self.server.is_none(), "the server is running");
+        static COUNT: AtomicU32 = AtomicU32::new(1);
         let control = self.data_directory().join("global/pg_control");
         let mut bytes = fs::read(&control).expect("pg_control is readable");
-        bytes[0] ^= 1;
+        let lower_half = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let other = process::id().rotate_left(12) ^ COUNT.fetch_add(1, Ordering::Relaxed);
+        bytes[..4].copy_from_slice(&lower_half.wrapping_add(other).to_ne_bytes());
         fs::write(&control, bytes).expect("pg_control can be written");
         // Makes the checksum right, and WAL of the new identifier.
         let mut reset = self.server_program("pg_resetwal");
@@ -342,10 +349,12 @@ impl Cluster {
 
     fn initialise(&mut self, preload: bool, options: &[&str]) {
         let mut initdb = self.server_program("initdb");
-        initdb.arg("-D").arg(self.data_directory());
         initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"]);
         initdb.args(["--username", &self.superuser, "--no-sync"]);
-        complete(initdb.args(options));
+        let template = Template::of(&self.directory, initdb.args(options));
+        template.copy_to(&self.data_directory());
+        // Every server has an identifier of its own, as if initdb had made it.
+        self.change_system_identifier();
         self.configure(SETTINGS);
         if preload {
             self.configure("shared_preload_libraries = 'webhook'");
@@ -369,13 +378,28 @@ impl Cluster {
 
     /// A cluster of the test's own shows its log itself.
     fn shared_log(&self) -> Option<ServerLog> {
-        let shared = SHARED.get().is_some_and(|shared| ptr::eq(shared, self));
-        shared.then(|| self.server_log())
+        let mut shared = [&SHARED, &IDLE].into_iter().filter_map(OnceLock::get);
+        let is_shared = shared.any(|shared| ptr::eq(shared, self));
+        is_shared.then(|| self.server_log())
     }
 
     fn server_log(&self) -> ServerLog {
         ServerLog::new(self.directory.join("server.log"))
     }
+}
+
+extern "C" fn remove_shared() {
+    for cluster in [&SHARED, &IDLE].into_iter().filter_map(OnceLock::get) {
+        cluster.server.as_ref().inspect(|server| server.quit());
+        cluster.directory.remove();
+    }
+}
+
+/// Statics are never dropped.
+fn remove_shared_at_exit() {
+    static ONCE: Once = Once::new();
+    // SAFETY: it is a plain function that stays loaded as long as the process runs.
+    ONCE.call_once(|| _ = unsafe { libc::atexit(remove_shared) });
 }
 
 impl Drop for Cluster {

@@ -8,9 +8,8 @@ use crate::cluster::Cluster;
 use crate::database::Database;
 
 /// A cluster where nobody claims but the test, in sessions like the worker's.
-pub fn idle_cluster() -> Cluster {
-    let idle = Cluster::builder().setting("webhook.enabled = off");
-    idle.setting("jit = off").start()
+pub fn idle_cluster() -> &'static Cluster {
+    Cluster::idle()
 }
 
 /// The endpoint `orders`, where nobody listens; returns its id.

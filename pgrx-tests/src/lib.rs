@@ -17,6 +17,7 @@ pub mod random;
 pub mod raw_receiver;
 pub mod receiver;
 pub mod story;
+pub mod template;
 pub mod verifier;
 pub mod wait;
 pub mod watch;

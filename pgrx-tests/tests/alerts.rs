@@ -372,7 +372,7 @@ fn heard(client: &mut Client) -> Vec<Value> {
 
 #[test]
 fn alerts_are_the_same_whatever_the_size_of_the_batches() {
-    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let cluster = Cluster::idle();
     const OUTCOMES: [i32; 14] = [
         500, 500, 200, 500, 500, 500, 200, 500, 500, 500, 500, 500, 200, 500,
     ];
@@ -415,7 +415,7 @@ fn alerts_are_the_same_whatever_the_size_of_the_batches() {
 
 #[test]
 fn an_alert_says_what_happened_then_and_not_what_came_after() {
-    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let cluster = Cluster::idle();
     let database = cluster.database("then");
     let mut client = database.connect();
     add_policy(

@@ -338,7 +338,7 @@ fn wait_for_no_worker(database: &Database) {
 
 #[test]
 fn drop_extension_stops_a_disabled_worker() {
-    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let cluster = Cluster::idle();
     let database = cluster.database("disabled");
     database.wait_until("SELECT state = 'disabled' FROM webhook_status()");
     database.execute("DROP EXTENSION webhook");

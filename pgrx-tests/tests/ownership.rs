@@ -432,7 +432,7 @@ fn after_the_extension_no_role_is_held_by_anything_of_it() {
 
 #[test]
 fn dropping_the_extension_says_how_many_deliveries_are_lost() {
-    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let cluster = Cluster::idle();
     for (drop, told) in [
         ("DROP EXTENSION webhook", true),
         ("DROP EXTENSION webhook CASCADE", true),
