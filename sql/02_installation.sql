@@ -40,7 +40,7 @@ CREATE FUNCTION webhook.origin() RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN left(encode(sha256(convert_to(
-        concat(i.id, '/', d.oid, '/', current_setting('webhook.site', true)), 'UTF8')), 'hex'), 32)
+        concat(i.id, '/', d.oid, '/', webhook.setting('site')), 'UTF8')), 'hex'), 32)
     FROM webhook.installation() i, pg_database d WHERE d.datname = current_database();
 END $$;
 

@@ -20,7 +20,7 @@ BEGIN
                       HINT = 'Give its endpoints another one first: UPDATE webhook.endpoint SET policy = ..';
         END IF;
     END IF;
-    IF TG_OP <> 'DELETE' AND NEW.connect_timeout + NEW.timeout >= webhook.duration_setting('webhook.stale_after', '5 min') THEN
+    IF TG_OP <> 'DELETE' AND NEW.connect_timeout + NEW.timeout >= webhook.setting('stale_after')::interval THEN
         RAISE WARNING 'requests under policy "%" may take longer than webhook.stale_after', NEW.name
             USING HINT = 'Shorten connect_timeout and timeout, or raise webhook.stale_after in postgresql.conf.';
     END IF;
@@ -29,11 +29,6 @@ END $$;
 
 CREATE TRIGGER protect_policy BEFORE INSERT OR UPDATE OR DELETE ON webhook.policy
     FOR EACH ROW EXECUTE FUNCTION webhook.protect_policy();
-
--- A setting of ours as an interval, also where the library is not loaded.
-CREATE FUNCTION webhook.duration_setting(setting text, otherwise interval) RETURNS interval
-    LANGUAGE sql STABLE
-    RETURN coalesce(current_setting(setting, true)::interval, otherwise);
 
 CREATE FUNCTION webhook.copy_policy(source text, name text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -109,7 +104,7 @@ BEGIN
     IF p.retry_after = 'ignore' OR (retry_after >= interval '0') IS NOT TRUE THEN
         RETURN greatest(own, webhook.shortest_wait());
     END IF;
-    asked := least(retry_after, webhook.duration_setting('webhook.max_retry_after', '24 h'));
+    asked := least(retry_after, webhook.setting('max_retry_after')::interval);
     RETURN greatest(CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END, webhook.shortest_wait());
 END $$;
 

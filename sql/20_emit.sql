@@ -100,7 +100,7 @@ END $$;
 
 CREATE FUNCTION webhook.max_payload() RETURNS bigint
     LANGUAGE sql STABLE
-    RETURN pg_size_bytes(coalesce(current_setting('webhook.max_payload', true), '1MB'));
+    RETURN pg_size_bytes(webhook.setting('max_payload'));
 
 -- Makes a key stand for a new event, or says for which earlier one it stands.
 --
@@ -111,7 +111,7 @@ CREATE FUNCTION webhook.max_payload() RETURNS bigint
 CREATE FUNCTION webhook.take_key(key_tenant text, taken_key text, new_event_id uuid) RETURNS uuid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
-    valid_since timestamptz := clock_timestamp() - webhook.duration_setting('webhook.idempotency_window', '24 h');
+    valid_since timestamptz := clock_timestamp() - webhook.setting('idempotency_window')::interval;
     earlier webhook.idempotency;
 BEGIN
     LOOP

@@ -158,7 +158,7 @@ CREATE FUNCTION webhook.event_source() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT '/webhook' || string_agg(CASE WHEN chr(b.byte) ~ '[A-Za-z0-9._~/-]' THEN chr(b.byte)
                                                  ELSE '%' || lpad(upper(to_hex(b.byte)), 2, '0') END, '' ORDER BY place)
-            FROM convert_to(coalesce('/' || nullif(current_setting('webhook.site', true), ''), '') || '/' || current_database(), 'UTF8') AS path,
+            FROM convert_to(coalesce('/' || nullif(webhook.setting('site'), ''), '') || '/' || current_database(), 'UTF8') AS path,
                  generate_series(0, octet_length(path) - 1) AS place,
                  LATERAL (SELECT get_byte(path, place) AS byte) b);
 

@@ -34,7 +34,7 @@ CREATE FUNCTION webhook.settle(
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    log_success boolean := current_setting('webhook.keep_attempts', true) = 'all';
+    log_success boolean := webhook.setting('keep_attempts') = 'all';
     at_stake int[];
     followed bigint[];
     forgetful int[];

@@ -74,7 +74,7 @@ CREATE FUNCTION webhook.recover(
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    stale_before timestamptz := now() - current_setting('webhook.stale_after')::interval;
+    stale_before timestamptz := now() - webhook.setting('stale_after')::interval;
     dead_instances int[];
     lost_event_ids uuid[];
     lost_endpoint_ids int[];

@@ -29,10 +29,10 @@ CREATE FUNCTION webhook.expire(
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
     SET plan_cache_mode = force_generic_plan SET timezone = 'UTC' SET lock_timeout = '1 ms' AS $$
 DECLARE
-    sent_before timestamptz := now() - nullif(current_setting('webhook.retention_sent'), '-1')::interval;
-    failed_before timestamptz := now() - nullif(current_setting('webhook.retention_failed'), '-1')::interval;
+    sent_before timestamptz := now() - nullif(webhook.setting('retention_sent'), '-1')::interval;
+    failed_before timestamptz := now() - nullif(webhook.setting('retention_failed'), '-1')::interval;
     tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own, when it has seen the outcome
-    key_before timestamptz := now() - webhook.duration_setting('webhook.idempotency_window', '24 h');
+    key_before timestamptz := now() - webhook.setting('idempotency_window')::interval;
     keys int;
     event_ids uuid[];
     endpoint_ids int[];

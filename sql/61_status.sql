@@ -3,7 +3,7 @@
 -- A physical copy cannot be told from a failover: it sends, unless it has a site of another name.
 CREATE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN coalesce(current_setting('webhook.site', true), '') = '' AND EXISTS (SELECT FROM webhook.endpoint);
+    RETURN webhook.setting('site') = '' AND EXISTS (SELECT FROM webhook.endpoint);
 
 -- What the worker does, as people are told it, and what to do about it.
 CREATE FUNCTION webhook.worker_state(

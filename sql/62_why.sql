@@ -85,7 +85,7 @@ BEGIN
         'when its time was over (webhook.retention_sent%s, webhook.retention_failed%s), when it had been sent under a policy with '
         'keep_sent = false, or by webhook_discard().',
         coalesce(asked_event_id::text, 'NULL'),
-        ' is ' || current_setting('webhook.retention_sent', true), ' is ' || current_setting('webhook.retention_failed', true));
+        ' is ' || webhook.setting('retention_sent'), ' is ' || webhook.setting('retention_failed'));
     RETURN NEXT CASE WHEN substr(digits, 13, 1) = '7' THEN format(
         'If webhook_emit() made this id, then at %s. Check it: it is what webhook_emit() returned, and the receiver''s webhook-id.',
         webhook.time_in_words(to_timestamp(('x' || left(digits, 12))::bit(48)::bigint / 1000.0)))

@@ -31,3 +31,39 @@ fn an_invalid_event_type_is_refused() {
     let refusal = database.refusal("SELECT webhook_emit('no spaces')");
     assert_eq!(refusal.message(), "event type \"no spaces\" is not valid");
 }
+
+#[test]
+fn without_the_library_settings_have_the_same_defaults() {
+    let cluster = Cluster::builder().without_preload().start();
+    let database = cluster.database("defaults");
+    let mut with_library = database.connect();
+    with_library.batch_execute("LOAD 'webhook'").unwrap();
+    let known = "SELECT substr(name, 9), current_setting(name) FROM pg_settings WHERE name LIKE 'webhook.%'";
+    let known = with_library.query(known, &[]).unwrap();
+    assert!(known.len() >= 15, "{} settings", known.len());
+    let mut without = database.connect();
+    for setting in known {
+        let (name, value): (String, String) = (setting.get(0), setting.get(1));
+        let seen = without.query_one("SELECT webhook.setting($1)", &[&name]);
+        let seen: Option<String> = seen.unwrap().get(0);
+        assert_eq!(seen, Some(value), "{name}");
+    }
+}
+
+#[test]
+fn one_function_reads_the_settings_and_only_those_that_there_are() {
+    let database = Cluster::shared().database("readers");
+    let readers: Vec<String> = database.query_one_value(
+        "SELECT array_agg(p.proname::text) FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+         WHERE p.prokind <> 'a' AND pg_get_functiondef(p.oid) ~ '(current_setting|set_config)[^;]*webhook[.]'",
+    );
+    assert_eq!(readers, ["setting"]);
+    let unknown: Vec<String> = database.query_one_value(
+        "SELECT coalesce(array_agg(DISTINCT named[1]), '{}')
+         FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+         CROSS JOIN LATERAL regexp_matches(pg_get_functiondef(p.oid), 'webhook[.]setting[(]''([a-z_]+)''', 'g') AS named
+         WHERE p.prokind <> 'a'
+           AND NOT EXISTS (SELECT FROM pg_settings s WHERE s.name = 'webhook.' || named[1])",
+    );
+    assert_eq!(unknown, Vec::<String>::new());
+}

@@ -1,0 +1,25 @@
+-- Settings, as SQL reads them.
+
+-- A setting of ours by its name without "webhook."; the one reader, so that a session without the library goes by the same
+-- defaults as the library (src/settings.rs). Inlined where it is called: it costs what current_setting() does.
+CREATE FUNCTION webhook.setting(name text) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN coalesce(current_setting('webhook.' || name, true), CASE name
+        WHEN 'enabled' THEN 'on'
+        WHEN 'site' THEN ''
+        WHEN 'allow_networks' THEN ''
+        WHEN 'deny_networks' THEN ''
+        WHEN 'allow_ports' THEN '80, 443, 1024-65535'
+        WHEN 'require_https' THEN 'public'
+        WHEN 'ca_file' THEN ''
+        WHEN 'workers' THEN '64'
+        WHEN 'max_in_flight' THEN '1024'
+        WHEN 'poll_interval' THEN '5s'
+        WHEN 'stale_after' THEN '5min'
+        WHEN 'max_payload' THEN '1MB'
+        WHEN 'max_retry_after' THEN '1d'
+        WHEN 'retention_sent' THEN '7d'
+        WHEN 'retention_failed' THEN '30d'
+        WHEN 'idempotency_window' THEN '1d'
+        WHEN 'keep_attempts' THEN 'failed'
+    END);
