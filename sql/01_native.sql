@@ -71,3 +71,9 @@ CREATE FUNCTION webhook.worker_report(
     RETURNS SETOF record
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'worker_report_wrapper';
+
+-- The protocol between this SQL and the programs that call it. It is another number where a call that they make has changed, and
+-- a program that does not speak it delivers nothing and says so (src/protocol.rs).
+CREATE FUNCTION webhook.protocol() RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN 1;

@@ -1,5 +1,6 @@
 //! Commands on a database must not fail because its worker is connected to it: the worker leaves first, and
-//! comes back when the transaction has ended. Also wakes for what no commit callback sees.
+//! comes back when the transaction has ended. So it does for an upgrade of the extension. Also wakes for what no commit
+//! callback sees.
 //!
 //! The hooks stand between every utility command and its caller, so an error of the command must pass over them
 //! untouched: they call the server's functions themselves and not pgrx's wrappers, which would rebuild the error
@@ -184,6 +185,12 @@ unsafe fn database_of(node: *mut pg_sys::Node) -> Option<pg_sys::Oid> {
                 let alter = &*node.cast::<pg_sys::AlterDatabaseStmt>();
                 option(alter.options, c"tablespace")?;
                 alter.dbname
+            }
+            // The next worker begins with what the upgrade brings, and has no plan of what it replaces.
+            T_AlterExtensionStmt => {
+                let alter = &*node.cast::<pg_sys::AlterExtensionStmt>();
+                let is_upgrade = CStr::from_ptr(alter.extname) == c"webhook" && pg_sys::superuser();
+                return is_upgrade.then_some(pg_sys::MyDatabaseId);
             }
             T_CreatedbStmt => {
                 let template = option((*node.cast::<pg_sys::CreatedbStmt>()).options, c"template")?;

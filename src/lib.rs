@@ -13,6 +13,7 @@ mod names;
 mod notice;
 mod owner;
 mod pg_compat;
+mod protocol;
 mod settings;
 mod shmem;
 mod store;

@@ -26,7 +26,7 @@ pub use uninstall::{may_drop_extension, may_drop_schema, revoke_connect, unsent,
 pub use upkeep::{
     Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
     expire_tally, expire_waiting, find_extension, foreign_endpoints, is_without_site,
-    longest_request, raise_alerts, recognise_installation, recover,
+    longest_request, protocol, raise_alerts, recognise_installation, recover,
 };
 
 /// What went wrong in a transaction. It has been rolled back.

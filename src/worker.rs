@@ -12,9 +12,11 @@ use crate::launcher;
 use crate::memory;
 use crate::notice;
 use crate::pg_compat;
+use crate::protocol;
 use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
 use crate::store::{self, Ending, Extension, Tally, Trouble};
+use crate::wake;
 use ledger::Ledger;
 use pgrx::prelude::*;
 use retention::Retention;
@@ -45,6 +47,11 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     pg_compat::connect_worker_as(role, database);
     store::prepare_session();
 
+    match hold_while_sql_is_of_another_protocol(database) {
+        Ok(true) => {}
+        Ok(false) => return,
+        Err(trouble) => return report_error(database, &trouble.message),
+    }
     match Worker::start(database) {
         Ok(Some(mut worker)) => worker.run(),
         Ok(None) => leave_without_extension(database),
@@ -82,6 +89,49 @@ unsafe extern "C-unwind" fn detach(_code: i32, argument: pg_sys::Datum) {
     launcher::worker_ended(database_from(argument));
 }
 
+/// Calls nothing but what it asks for the protocol; says so, and looks again at every poll. Not whether there is an extension:
+/// the next step does. Says whether there is one to take.
+fn hold_while_sql_is_of_another_protocol(database: pg_sys::Oid) -> Result<bool, Trouble> {
+    let mut held = None;
+    loop {
+        let found = store::transaction(|client| match store::find_extension(client)? {
+            Some(_) => store::protocol(client).map(Some),
+            None => Ok(None),
+        })?;
+        let Some(problem) = found.and_then(protocol::problem) else {
+            return Ok(true);
+        };
+        if found != held {
+            held = found;
+            notice::warn(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("webhook worker delivers nothing: {problem}"),
+                "",
+            );
+            say(database, |slot| {
+                slot.say(State::Held, &problem);
+                slot.failures = 0;
+            });
+            wake::launcher();
+        }
+        wake::wait_for_latch(Settings::current().poll_interval);
+        serve_interrupts();
+        settings::reload_if_asked();
+        if heed_termination().is_err() || is_wanted(database) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Whether a command wants the database for itself.
+fn is_wanted(database: pg_sys::Oid) -> bool {
+    shmem::read(|registry| {
+        registry
+            .slot(database)
+            .is_some_and(|slot| slot.stopped_for != 0)
+    })
+}
+
 /// First nobody finds a worker here any more, then one last look: whoever created the extension before that
 /// is seen now, and whoever does it later asks the launcher.
 fn leave_without_extension(database: pg_sys::Oid) {
@@ -116,6 +166,8 @@ enum End {
     /// It was told to, or it needs to begin anew: the launcher starts the next one at once.
     Stop,
     ExtensionGone,
+    /// What is out cannot be settled: the worker that comes when both are of one protocol again recovers it.
+    OtherProtocol,
 }
 
 struct Worker {
@@ -231,6 +283,10 @@ impl Worker {
                     self.extension.database
                 );
             }
+            End::OtherProtocol => {
+                self.pool.abort();
+                say(self.database, |slot| slot.failures = 0);
+            }
         }
     }
 
@@ -256,12 +312,7 @@ impl Worker {
             self.set_up();
             self.next_survey = Instant::now();
         }
-        let database_is_wanted = shmem::read(|registry| {
-            registry
-                .slot(self.database)
-                .is_some_and(|slot| slot.stopped_for != 0)
-        });
-        database_is_wanted.then_some(End::Stop)
+        is_wanted(self.database).then_some(End::Stop)
     }
 
     /// The networks change even where the file of certificate authorities cannot be loaded.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Once, OnceLock};
@@ -14,6 +14,7 @@ use postgres::{Client, Config, NoTls};
 use crate::database::Database;
 use crate::directory::ServerDirectory;
 use crate::log::ServerLog;
+use crate::own_scripts::Installation;
 use crate::process::{Process, complete, unprivileged};
 use crate::template::Template;
 use crate::{port, wait};
@@ -72,6 +73,8 @@ static IDLE: OnceLock<Cluster> = OnceLock::new();
 
 pub struct Cluster {
     programs: PathBuf,
+    /// The server's own program.
+    postgres: PathBuf,
     directory: ServerDirectory,
     port: u16,
     superuser: String,
@@ -81,6 +84,7 @@ pub struct Cluster {
 
 pub struct Builder {
     programs: PathBuf,
+    scripts: Vec<(String, String)>,
     purpose: String,
     superuser: String,
     settings: String,
@@ -98,6 +102,12 @@ impl Builder {
     /// A variable in the environment of the server's processes.
     pub fn variable(mut self, name: &str, value: &str) -> Builder {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A script of an extension, by its name, that only this server has.
+    pub fn script(mut self, name: &str, text: &str) -> Builder {
+        self.scripts.push((name.to_owned(), text.to_owned()));
         self
     }
 
@@ -166,9 +176,21 @@ impl Builder {
     }
 
     fn start_with(self, make_data_directory: impl FnOnce(&mut Cluster)) -> Cluster {
+        let directory = ServerDirectory::create(&self.purpose);
+        let mut postgres = self.programs.join("postgres");
+        if !self.scripts.is_empty() {
+            let installation = Installation {
+                programs: self.programs.clone(),
+                share: self::directory("PG_CONFIG", "--sharedir"),
+            };
+            let root = directory.join("server");
+            let server = installation.with_scripts(&root, &self.scripts);
+            postgres = server.expect("the server's files can be linked");
+        }
         let mut cluster = Cluster {
             programs: self.programs,
-            directory: ServerDirectory::create(&self.purpose),
+            postgres,
+            directory,
             port: port::free(),
             superuser: self.superuser,
             environment: self.environment,
@@ -191,6 +213,7 @@ impl Cluster {
     pub fn builder() -> Builder {
         Builder {
             programs: BIN_DIRECTORY.clone(),
+            scripts: Vec::new(),
             purpose: "e2e".to_owned(),
             superuser: SUPERUSER.to_owned(),
             settings: String::new(),
@@ -295,7 +318,7 @@ impl Cluster {
     /// Starts a cluster that was stopped or killed.
     pub fn start_server(&mut self) {
         assert!(self.server.is_none(), "the server is already running");
-        let mut command = self.server_program("postgres");
+        let mut command = self.server_program(&self.postgres);
         command.arg("-D").arg(self.data_directory());
         command.envs(self.environment.iter().cloned());
         command
@@ -362,7 +385,7 @@ impl Cluster {
     }
 
     /// A program that runs as the user who owns the data directory.
-    fn server_program(&self, name: &str) -> Command {
+    fn server_program(&self, name: impl AsRef<Path>) -> Command {
         let mut command = unprivileged(self.programs.join(name));
         command.current_dir(self.directory.path());
         self.connecting(command)

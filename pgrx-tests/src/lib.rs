@@ -10,6 +10,7 @@ pub mod engine;
 pub mod guarded;
 pub mod log;
 pub mod operated;
+pub mod own_scripts;
 pub mod pgbouncer;
 pub mod port;
 pub mod process;

@@ -27,6 +27,26 @@ pub fn find_extension(client: &SpiClient<'_>) -> Result<Option<Extension>, spi::
     Ok(None)
 }
 
+/// The protocol of the database's SQL; 0 where it is older than the first.
+pub fn protocol(client: &SpiClient<'_>) -> Result<i32, spi::Error> {
+    let known = client
+        .select(
+            "SELECT pg_catalog.to_regprocedure('webhook.protocol()') IS NOT NULL",
+            None,
+            &[],
+        )?
+        .first()
+        .get_one::<bool>()?;
+    if known != Some(true) {
+        return Ok(0);
+    }
+    client
+        .select("SELECT webhook.protocol()", None, &[])?
+        .first()
+        .get_one::<i32>()
+        .map(Option::unwrap_or_default)
+}
+
 pub fn begin_instance(client: &mut SpiClient<'_>) -> Result<i32, spi::Error> {
     client
         .update("SELECT webhook.begin_instance()", None, &[])?

@@ -4,6 +4,7 @@
 use super::{End, Worker, heed_termination, report_error, say, shortage};
 use crate::memory;
 use crate::notice;
+use crate::protocol;
 use crate::shmem::State;
 use crate::store::{self, Alert, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
 use crate::wake;
@@ -204,15 +205,20 @@ impl Worker {
             let Some(extension) = store::find_extension(client)? else {
                 return Ok(None);
             };
-            Ok(Some((
+            if protocol::problem(store::protocol(client)?).is_some() {
+                return Ok(Some(Err(End::OtherProtocol)));
+            }
+            Ok(Some(Ok((
                 extension.oid,
                 store::foreign_endpoints(client)?,
                 store::is_without_site(client)?,
                 store::longest_request(client)?,
-            )))
+            ))))
         })?;
-        let Some((extension, foreign, is_without_site, longest)) = found else {
-            return Ok(Some(End::ExtensionGone));
+        let (extension, foreign, is_without_site, longest) = match found {
+            Some(Ok(found)) => found,
+            Some(Err(end)) => return Ok(Some(end)),
+            None => return Ok(Some(End::ExtensionGone)),
         };
         if extension != self.extension.oid {
             return Ok(Some(End::Stop));
