@@ -77,3 +77,8 @@ CREATE FUNCTION webhook.worker_report(
 CREATE FUNCTION webhook.protocol() RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN 1;
+
+-- Asked by a procedure that commits, before anything else: refuses where it cannot, and says what to do.
+CREATE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';

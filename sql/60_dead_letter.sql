@@ -312,8 +312,7 @@ BEGIN
     run.endpoint_gone := 0;
     run.payload_gone := 0;
     run.done := false;
-    RAISE NOTICE 'replaying % deliveries, with a commit after every %', run.total, batch_size
-        USING HINT = 'Because of the commits it cannot run in a transaction block.';
+    RAISE NOTICE 'replaying % deliveries, with a commit after every %', run.total, batch_size;
     RETURN run;
 END $$;
 
@@ -350,8 +349,10 @@ CREATE PROCEDURE @extschema@.webhook_replay_all(
     batch_size int DEFAULT 1000)
     LANGUAGE plpgsql AS $$
 DECLARE
-    run webhook.replay := webhook.begin_replay(endpoint, event_type, since, until, batch_size);
+    run webhook.replay;
 BEGIN
+    PERFORM webhook.require_no_transaction_block('webhook_replay_all()');
+    run := webhook.begin_replay(endpoint, event_type, since, until, batch_size);
     COMMIT;
     WHILE NOT run.done LOOP
         run := webhook.replay_batch(run);

@@ -104,6 +104,7 @@ CREATE PROCEDURE @extschema@.webhook_test(
 DECLARE
     test record;
 BEGIN
+    PERFORM webhook.require_no_transaction_block('webhook_test()');
     COMMIT;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SELECT q.* INTO test FROM webhook.queue_test(name) q;

@@ -78,6 +78,21 @@ fn did_you_mean(wanted: &str, names: Vec<String>) -> Option<String> {
     names::did_you_mean(wanted, &names)
 }
 
+/// Refuses a procedure that commits where it could not: the server would say "invalid transaction termination" at its
+/// first COMMIT. The procedure itself has to ask, since what a function calls can never commit.
+#[pg_extern(sql = false)]
+fn require_no_transaction_block(called: &str) {
+    // SAFETY: a plain read of this backend's state; the server decides by the same at a COMMIT.
+    if !unsafe { pg_sys::SPI_inside_nonatomic_context() } {
+        notice::refuse(
+            PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
+            format!("{called} cannot run inside a transaction block or a function"),
+            "It commits: CALL it as a statement of its own, without BEGIN and outside of blocks with EXCEPTION; \
+             with a driver, in autocommit mode.",
+        );
+    }
+}
+
 /// A request as an attempt would send it.
 #[pg_extern(sql = false)]
 #[allow(clippy::too_many_arguments, clippy::type_complexity)]

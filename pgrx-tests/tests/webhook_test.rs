@@ -387,21 +387,61 @@ fn a_test_whose_endpoint_is_removed_meanwhile_says_so() {
 }
 
 #[test]
-fn inside_a_transaction_block_it_is_an_error_and_nothing_is_sent() {
+fn where_it_cannot_commit_it_says_what_to_do_and_nothing_is_sent() {
     let database = database();
     let receiver = orders(&database, "");
+    database.execute(
+        "CREATE FUNCTION tests() RETURNS void LANGUAGE plpgsql AS $$
+             DECLARE s text; c int; e text; r text; d int; BEGIN CALL webhook_test('orders', s, c, e, r, d); END $$;
+         CREATE FUNCTION replays() RETURNS void LANGUAGE plpgsql AS $$ BEGIN CALL webhook_replay_all('orders'); END $$",
+    );
     let before = contents(&database);
+    for (called, function) in [("webhook_test", "tests"), ("webhook_replay_all", "replays")] {
+        for sql in [
+            format!("BEGIN; CALL {called}('orders')"),
+            format!("BEGIN; SAVEPOINT here; CALL {called}('orders')"),
+            // Several statements that are sent together are one transaction.
+            format!("SELECT 1; CALL {called}('orders')"),
+            format!("SELECT {function}()"),
+            format!(
+                "DO $$ BEGIN PERFORM {function}(); EXCEPTION WHEN division_by_zero THEN NULL; END $$"
+            ),
+        ] {
+            let refusal = database.refusal(&sql);
+            assert_eq!(*refusal.code(), SqlState::ACTIVE_SQL_TRANSACTION, "{sql}");
+            assert_eq!(
+                refusal.message(),
+                format!("{called}() cannot run inside a transaction block or a function")
+            );
+            let hint = refusal.hint().unwrap();
+            assert!(
+                hint.contains("without BEGIN") && hint.contains("autocommit"),
+                "{hint}"
+            );
+        }
+    }
+    let caught = "DO $$ BEGIN CALL webhook_replay_all('orders'); EXCEPTION WHEN division_by_zero THEN NULL; END $$";
+    assert_eq!(
+        *database.refusal(caught).code(),
+        SqlState::ACTIVE_SQL_TRANSACTION
+    );
+    // As a driver does it that is not in autocommit mode.
     let mut person = database.connect();
     let mut transaction = person.transaction().unwrap();
     let refusal = database::refusal(&mut transaction, "CALL webhook_test('orders')");
-    assert_eq!(*refusal.code(), SqlState::INVALID_TRANSACTION_TERMINATION);
+    assert_eq!(*refusal.code(), SqlState::ACTIVE_SQL_TRANSACTION);
     transaction.rollback().unwrap();
-    // Several statements in one message are a block as well.
-    let refusal = database.refusal("SELECT 1; CALL webhook_test('orders')");
-    assert_eq!(*refusal.code(), SqlState::INVALID_TRANSACTION_TERMINATION);
     assert_eq!(contents(&database), before);
     wait_for_a_witness(&database);
     assert_eq!(receiver.request_count(), 0);
+
+    // A procedure that may commit may have it called.
+    database.execute(
+        "CREATE PROCEDURE in_a_procedure() LANGUAGE plpgsql AS $$
+             DECLARE s text; c int; e text; r text; d int; BEGIN CALL webhook_test('orders', s, c, e, r, d); END $$",
+    );
+    database.execute("CALL in_a_procedure()");
+    assert_eq!(receiver.request_count(), 1);
 }
 
 #[test]
