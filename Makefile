@@ -72,7 +72,7 @@ test: lint unit e2e ## everything below: lint, unit, e2e
 
 # A procedure that commits cannot have a search_path of its own; pgspot reads its body instead.
 COMMITTING := \
-	--proc-without-search-path 'extschema.webhook_test(name text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
+	--proc-without-search-path 'extschema.webhook_test(endpoint text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
 	--proc-without-search-path 'extschema.webhook_replay_all(endpoint text,event_type text,since timestamptz,until timestamptz,batch_size integer)'
 
 lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the install script

@@ -30,17 +30,17 @@ END $$;
 CREATE TRIGGER protect_policy BEFORE INSERT OR UPDATE OR DELETE ON webhook.policy
     FOR EACH ROW EXECUTE FUNCTION webhook.protect_policy();
 
-CREATE FUNCTION webhook.copy_policy(source text, name text) RETURNS void
+CREATE FUNCTION webhook.copy_policy(source text, target text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.require_policy(source);
     INSERT INTO webhook.policy
     SELECT copied.*
     FROM webhook.policy p,
-         jsonb_populate_record(p, jsonb_build_object('name', copy_policy.name, 'preset', false)) AS copied
-    WHERE p.name = copy_policy.source;
+         jsonb_populate_record(p, jsonb_build_object('name', target, 'preset', false)) AS copied
+    WHERE p.name = source;
 EXCEPTION WHEN unique_violation THEN
-    RAISE EXCEPTION 'policy "%" already exists', copy_policy.name USING ERRCODE = 'duplicate_object',
+    RAISE EXCEPTION 'policy "%" already exists', target USING ERRCODE = 'duplicate_object',
         HINT = 'Choose another name, or change the one there is: UPDATE webhook.policy SET ..';
 END $$;
 

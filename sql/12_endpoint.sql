@@ -1,4 +1,30 @@
 -- Endpoints: where events go, and who may be sent what.
+--
+-- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants and names have no
+-- slash. `tenant/*` stands for the endpoints of a tenant and `*` for every endpoint, in functions that take several.
+
+CREATE FUNCTION webhook.address(tenant text, name text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN coalesce(tenant || '/', '') || name;
+
+CREATE FUNCTION webhook.address_tenant(address text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN strpos(address, '/') > 0 THEN left(address, strpos(address, '/') - 1) END;
+
+CREATE FUNCTION webhook.address_name(address text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN substr(address, strpos(address, '/') + 1);
+
+-- The endpoint of an address; no row where there is none. Two branches, since the unique index serves a comparison and an IS NULL
+-- but not both in one. Without SET, so that the planner sees through it.
+CREATE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id int)
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT e.id FROM webhook.endpoint e WHERE e.tenant IS NULL AND e.name = address
+        UNION ALL
+        SELECT e.id FROM webhook.endpoint e
+        WHERE e.tenant = webhook.address_tenant(address) AND e.name = webhook.address_name(address);
+    END;
 
 ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
@@ -71,12 +97,12 @@ BEGIN
     ELSIF NEW.format <> 'template' AND NEW.template IS NOT NULL THEN
         problem := format('the format %s has no template', NEW.format);
         remedy := 'Use the format template, or leave the template null.';
-    ELSIF NEW.name !~ '^[^[:cntrl:]]{1,200}$' OR NEW.name = '*' THEN
-        problem := 'the name must have 1 to 200 characters, no control characters, and not be *';
-        remedy := 'Choose a short name such as ''billing''.';
-    ELSIF NEW.tenant !~ '^[^[:cntrl:][:space:]]{1,200}$' THEN
-        problem := 'the tenant must have 1 to 200 characters, no white space and no control characters';
-        remedy := 'Leave the tenant null for an endpoint that serves everyone.';
+    ELSIF NEW.name !~ '^[^[:cntrl:]/]{1,200}$' OR NEW.name = '*' THEN
+        problem := 'the name must have 1 to 200 characters, no / and no control characters, and not be *';
+        remedy := 'Choose a short name such as ''billing''; the address of a tenant''s endpoint is tenant/name.';
+    ELSIF NOT webhook.is_tenant(NEW.tenant) THEN
+        problem := 'the tenant must have 1 to 200 characters, no /, no white space and no control characters, and not be *';
+        remedy := 'Leave the tenant out for an endpoint that serves everyone; the address is then its name alone.';
     ELSIF NEW.url !~ '^[!-~]+$' OR NEW.url ~ '["<>`]' OR length(NEW.url) > 2048 THEN
         problem := 'the URL must have at most 2048 characters, printable ASCII without ", <, > and `';
         remedy := 'Percent-encode other characters, and write an international host name in its xn-- form.';
@@ -161,7 +187,7 @@ BEGIN
         RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem, HINT = remedy;
     END IF;
 
-    -- On INSERT these are webhook_add_endpoint's to say: a restore may bring endpoints before policies.
+    -- On INSERT these are webhook_set_endpoint's to say: a restore may bring endpoints before policies.
     IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
         PERFORM webhook.require_policy(NEW.policy);
     END IF;
@@ -181,7 +207,7 @@ CREATE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON webhook.endpoint
 CREATE FUNCTION webhook.remember_removed_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    INSERT INTO webhook.removed_endpoint (id, name) VALUES (OLD.id, OLD.name);
+    INSERT INTO webhook.removed_endpoint (id, tenant, name) VALUES (OLD.id, OLD.tenant, OLD.name);
     RETURN NULL;
 END $$;
 
@@ -210,49 +236,132 @@ END $$;
 CREATE TRIGGER wake AFTER UPDATE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.wake_worker();
 
-CREATE FUNCTION webhook.require_endpoint(endpoint_name text) RETURNS int
+CREATE FUNCTION webhook.require_endpoint(address text) RETURNS int
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    found_id int := (SELECT e.id FROM webhook.endpoint e WHERE e.name = endpoint_name);
+    found_id int := (SELECT a.id FROM webhook.endpoint_at(address) a);
 BEGIN
     IF found_id IS NULL THEN
-        RAISE EXCEPTION 'endpoint "%" does not exist', endpoint_name USING ERRCODE = 'undefined_object',
-            HINT = coalesce(webhook.did_you_mean(endpoint_name, ARRAY(SELECT e.name FROM webhook.endpoint e)),
-                            'SELECT name FROM webhook.endpoint lists them; webhook_add_endpoint() makes one.');
+        RAISE EXCEPTION 'endpoint "%" does not exist', address USING ERRCODE = 'undefined_object',
+            HINT = CASE WHEN webhook.address_name(address) = '*' THEN
+                'This function takes one endpoint; webhook_pause(), webhook_resume() and webhook_replay_all() take several.'
+            ELSE coalesce(
+                webhook.did_you_mean(address, ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e)),
+                'SELECT endpoint FROM webhook.endpoint_status lists them; webhook_set_endpoint() makes one.') END;
     END IF;
     RETURN found_id;
 END $$;
 
-CREATE FUNCTION webhook.add_endpoint(
-    name text, url text, event_types text[], policy text, tenant text, OUT id int, INOUT secret text, headers jsonb,
-    format text, template jsonb, filter jsonpath, max_in_flight int, metadata jsonb)
+-- The endpoints of an address where several make sense, in the order of their ids, so that two who lock them never wait for
+-- each other.
+CREATE FUNCTION webhook.addressed_endpoints(address text) RETURNS int[]
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    of_tenant text := webhook.address_tenant(address);
+    found_ids int[];
+BEGIN
+    IF address IS NULL THEN
+        RAISE EXCEPTION 'endpoint must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'Name an endpoint; ''tenant/*'' stands for those of a tenant and ''*'' for every one.';
+    ELSIF address = '*' THEN
+        RETURN ARRAY(SELECT e.id FROM webhook.endpoint e ORDER BY e.id);
+    ELSIF webhook.address_name(address) <> '*' THEN
+        RETURN ARRAY[webhook.require_endpoint(address)];
+    END IF;
+    found_ids := ARRAY(SELECT e.id FROM webhook.endpoint e WHERE e.tenant = of_tenant ORDER BY e.id);
+    IF cardinality(found_ids) = 0 THEN
+        RAISE EXCEPTION 'tenant "%" has no endpoint', of_tenant USING ERRCODE = 'undefined_object',
+            HINT = coalesce(
+                webhook.did_you_mean(of_tenant, ARRAY(SELECT DISTINCT e.tenant FROM webhook.endpoint e WHERE e.tenant IS NOT NULL)),
+                'SELECT endpoint FROM webhook.endpoint_status lists all endpoints; ''*'' stands for every one.');
+    END IF;
+    RETURN found_ids;
+END $$;
+
+-- Creates an endpoint, or changes one: null keeps the value that it has, and for a new one that is the table's default. Says in
+-- `changed` what it changed. An endpoint that has all of it already is neither written nor locked, so that a migration may run
+-- any number of times. Whoever changes the row between the look and the UPDATE is waited for, and the row is looked at again.
+CREATE FUNCTION webhook.set_endpoint(
+    endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text, template jsonb,
+    filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, OUT id int, OUT secret text, OUT changed text[])
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    is_new boolean := false;
+    current record;
+    old_row webhook.endpoint;
+    new_row webhook.endpoint;
 BEGIN
-    PERFORM webhook.require_policy(add_endpoint.policy);
-    add_endpoint.secret := coalesce(add_endpoint.secret, webhook.new_secret());
+    LOOP
+        SELECT e.xmin AS version, e AS endpoint INTO current
+        FROM webhook.endpoint_at(set_endpoint.endpoint) a JOIN webhook.endpoint e ON e.id = a.id;
+        IF NOT FOUND THEN
+            IF set_endpoint.url IS NULL THEN
+                RAISE EXCEPTION 'endpoint "%" does not exist, and a new one needs a url', set_endpoint.endpoint
+                    USING ERRCODE = 'invalid_parameter_value',
+                          HINT = concat_ws(' ',
+                              webhook.did_you_mean(set_endpoint.endpoint,
+                                                   ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e)),
+                              'Give the url to create it, such as url => ''https://example.com/hooks''.');
+            END IF;
+            INSERT INTO webhook.endpoint (tenant, name, url)
+            VALUES (webhook.address_tenant(set_endpoint.endpoint), webhook.address_name(set_endpoint.endpoint), set_endpoint.url)
+            ON CONFLICT (tenant, name) DO NOTHING;
+            IF FOUND THEN
+                is_new := true;
+                PERFORM webhook.require_permitted_url(set_endpoint.url);
+            END IF;
+            CONTINUE;
+        END IF;
 
-    INSERT INTO webhook.endpoint (name, url, event_types, policy, tenant, headers, format, template, filter, max_in_flight, metadata)
-    VALUES (add_endpoint.name, add_endpoint.url, add_endpoint.event_types,
-            add_endpoint.policy, add_endpoint.tenant, add_endpoint.headers,
-            add_endpoint.format, add_endpoint.template, add_endpoint.filter,
-            add_endpoint.max_in_flight, add_endpoint.metadata)
-    ON CONFLICT (name) DO NOTHING
-    RETURNING endpoint.id INTO add_endpoint.id;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'endpoint "%" already exists', add_endpoint.name USING ERRCODE = 'duplicate_object',
-            HINT = 'Choose another name, or change the one there is: UPDATE webhook.endpoint SET url = ..';
+        old_row := current.endpoint;
+        new_row := old_row;
+        new_row.url := coalesce(set_endpoint.url, old_row.url);
+        new_row.event_types := coalesce(set_endpoint.event_types, old_row.event_types);
+        new_row.policy := coalesce(set_endpoint.policy, old_row.policy);
+        new_row.headers := coalesce(set_endpoint.headers, old_row.headers);
+        new_row.format := coalesce(set_endpoint.format, old_row.format);
+        -- The template goes with its format.
+        new_row.template := coalesce(set_endpoint.template, CASE WHEN new_row.format = 'template' THEN old_row.template END);
+        new_row.filter := coalesce(set_endpoint.filter, old_row.filter);
+        new_row.max_in_flight := coalesce(set_endpoint.max_in_flight, old_row.max_in_flight);
+        new_row.rate_limit := coalesce(set_endpoint.rate_limit, old_row.rate_limit);
+        new_row.metadata := coalesce(set_endpoint.metadata, old_row.metadata);
+        changed := ARRAY(
+            SELECT c.name
+            FROM unnest('{url, event_types, policy, headers, format, template, filter, max_in_flight, rate_limit, metadata}'::text[])
+                WITH ORDINALITY AS c (name, place)
+            WHERE to_jsonb(new_row) -> c.name <> to_jsonb(old_row) -> c.name
+            ORDER BY c.place);
+        EXIT WHEN cardinality(changed) = 0;
+        UPDATE webhook.endpoint e
+        SET url = new_row.url, event_types = new_row.event_types, policy = new_row.policy, headers = new_row.headers,
+            format = new_row.format, template = new_row.template, filter = new_row.filter,
+            max_in_flight = new_row.max_in_flight, rate_limit = new_row.rate_limit, metadata = new_row.metadata
+        WHERE e.id = old_row.id AND e.xmin = current.version;
+        EXIT WHEN FOUND;
+    END LOOP;
+
+    id := old_row.id;
+    IF is_new THEN
+        changed := '{created}';
+        IF given_secret IS NULL THEN
+            secret := webhook.new_secret();
+        END IF;
+        INSERT INTO webhook.secret (endpoint_id, secret) VALUES (old_row.id, coalesce(given_secret, set_endpoint.secret));
+    ELSIF given_secret IS NOT NULL AND NOT EXISTS (
+        SELECT FROM webhook.secret s
+        WHERE s.endpoint_id = old_row.id AND s.secret = given_secret AND (s.expires_at IS NULL OR s.expires_at > now())) THEN
+        PERFORM webhook.rotate_secret(set_endpoint.endpoint, interval '24 hours', given_secret);
+        changed := changed || text 'secret';
     END IF;
-    PERFORM webhook.require_permitted_url(add_endpoint.url);
-    INSERT INTO webhook.secret (endpoint_id, secret)
-    VALUES (add_endpoint.id, add_endpoint.secret);
 END $$;
 
 -- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table.
-CREATE FUNCTION webhook.remove_endpoint(name text, pending text) RETURNS void
+CREATE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    removed_id int := webhook.require_endpoint(name);
+    removed_id int := webhook.require_endpoint(endpoint);
 BEGIN
     IF (pending IN ('cancel', 'fail')) IS NOT TRUE THEN
         RAISE EXCEPTION 'pending cannot be "%"', pending USING ERRCODE = 'invalid_parameter_value',

@@ -42,19 +42,19 @@ CREATE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
     FOR EACH ROW EXECUTE FUNCTION webhook.check_secret();
 
 -- The one that is signed with longest: the newest.
-CREATE FUNCTION webhook.newest_secret(name text) RETURNS text
+CREATE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT s.secret FROM webhook.secret s
-            WHERE s.endpoint_id = webhook.require_endpoint(name) AND (s.expires_at IS NULL OR s.expires_at > now())
+            WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
 
 -- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
 -- that the receiver may take over the new one at any moment of it.
-CREATE FUNCTION webhook.rotate_secret(name text, overlap interval, secret text) RETURNS text
+CREATE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    rotated_id int := webhook.require_endpoint(rotate_secret.name);
+    rotated_id int := webhook.require_endpoint(rotate_secret.endpoint);
     new_secret text := coalesce(rotate_secret.secret, webhook.new_secret());
 BEGIN
     IF (overlap >= interval '0' AND overlap <= interval '1000 days') IS NOT TRUE THEN

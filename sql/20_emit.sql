@@ -29,13 +29,13 @@ END $$;
 
 CREATE FUNCTION webhook.is_tenant(tenant text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
-    RETURN tenant ~ '^[^[:cntrl:][:space:]]{1,200}$';
+    RETURN tenant ~ '^[^[:cntrl:][:space:]/]{1,200}$' AND tenant <> '*';
 
 CREATE FUNCTION webhook.refuse_tenant(tenant text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'tenant "%" is not valid', tenant USING ERRCODE = 'invalid_parameter_value',
-        HINT = 'A tenant has 1 to 200 characters, no white space and no control characters; leave it null for none.';
+        HINT = 'A tenant has 1 to 200 characters, no /, no white space and no control characters, and is not *; leave it null for none.';
 END $$;
 
 CREATE FUNCTION webhook.refuse_null_payload() RETURNS void
@@ -70,24 +70,26 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoints of these names; null for null, which stands for all. No names are suggested: who may emit may not see them.
-CREATE FUNCTION webhook.require_endpoints(endpoint_names text[]) RETURNS int[]
+-- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with level `emit` may not
+-- see them.
+CREATE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     unknown text;
 BEGIN
-    IF endpoint_names IS NULL THEN
+    IF addresses IS NULL THEN
         RETURN NULL;
-    ELSIF cardinality(endpoint_names) = 0 OR array_position(endpoint_names, NULL) IS NOT NULL THEN
+    ELSIF cardinality(addresses) = 0 OR array_position(addresses, NULL) IS NOT NULL THEN
         RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Leave it null for all endpoints that want the event.';
     END IF;
-    SELECT n INTO unknown FROM unnest(endpoint_names) AS n WHERE NOT EXISTS (SELECT FROM webhook.endpoint e WHERE e.name = n) LIMIT 1;
+    SELECT w.address INTO unknown FROM unnest(addresses) AS w (address)
+    WHERE NOT EXISTS (SELECT FROM webhook.endpoint_at(w.address)) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'endpoint "%" does not exist', unknown USING ERRCODE = 'undefined_object',
-            HINT = 'Those who may read find the names in webhook.endpoint_status.';
+            HINT = 'Roles with level read find endpoints in webhook.endpoint_status; one of a tenant is tenant/name.';
     END IF;
-    RETURN (SELECT array_agg(e.id) FROM webhook.endpoint e WHERE e.name = ANY (endpoint_names));
+    RETURN ARRAY(SELECT a.id FROM unnest(addresses) AS w (address) CROSS JOIN LATERAL webhook.endpoint_at(w.address) a);
 END $$;
 
 CREATE FUNCTION webhook.refuse_size(size int) RETURNS void

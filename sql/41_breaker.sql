@@ -362,10 +362,10 @@ CREATE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
         UPDATE webhook.breaker b SET retries_before = NULL FROM caught_up c WHERE b.endpoint_id = c.endpoint_id;
     END;
 
-CREATE FUNCTION webhook.reset_breaker(name text) RETURNS void
+CREATE FUNCTION webhook.reset_breaker(endpoint text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM webhook.close_breaker(webhook.require_endpoint(name));
+    PERFORM webhook.close_breaker(webhook.require_endpoint(endpoint));
 END $$;
 
 -- Closed now, by a person: counter 0, waiting retries due at once.

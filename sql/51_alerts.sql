@@ -37,7 +37,7 @@ BEGIN
             WHERE a.id IN (SELECT w.id FROM webhook.alert w ORDER BY w.id LIMIT page_size FOR UPDATE SKIP LOCKED)
             RETURNING a.*
         )
-        SELECT webhook.new_id() AS id, e AS endpoint, t.kind, left((array_agg(t.reason ORDER BY t.id DESC))[1], 500) AS reason,
+        SELECT webhook.new_id() AS id, e AS endpoint, webhook.address(e.tenant, e.name) AS address, t.kind, left((array_agg(t.reason ORDER BY t.id DESC))[1], 500) AS reason,
                bool_or(t.is_own) AS is_own, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
                (string_to_array(string_agg(array_to_string(t.event_ids, ','), ',' ORDER BY t.id), ','))[:10] AS event_ids
         FROM taken t
@@ -47,7 +47,7 @@ BEGIN
     LOOP
         event_type := CASE alert.kind WHEN 'failed' THEN 'webhook.delivery.failed' ELSE 'webhook.endpoint.' || alert.kind END;
         payload := jsonb_strip_nulls(jsonb_build_object(
-            'endpoint', (alert.endpoint).name, 'tenant', (alert.endpoint).tenant, 'reason', alert.reason,
+            'endpoint', alert.address, 'tenant', (alert.endpoint).tenant, 'reason', alert.reason,
             'deliveries', CASE WHEN alert.kind = 'failed' THEN alert.deliveries END,
             'event_ids', CASE WHEN alert.kind = 'failed' THEN to_jsonb(alert.event_ids) END,
             'at', alert.raised_at)) || jsonb_build_object('metadata', (alert.endpoint).metadata);
@@ -62,7 +62,7 @@ BEGIN
             'id', alert.id, 'type', event_type, 'endpoint_id', (alert.endpoint).id, 'deliveries', payload -> 'deliveries',
             'at', alert.raised_at))::text);
 
-        message := format('webhook endpoint "%s" ', (alert.endpoint).name) || CASE alert.kind
+        message := format('webhook endpoint "%s" ', alert.address) || CASE alert.kind
             WHEN 'degraded' THEN format('keeps failing: %s', alert.reason)
             WHEN 'opened' THEN format('is left alone for a while: %s', alert.reason)
             WHEN 'closed' THEN 'is served again'

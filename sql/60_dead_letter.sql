@@ -4,11 +4,11 @@
 -- is passed over and counted in a NOTICE: the endpoint was removed, or the event was redacted or deleted.
 
 CREATE VIEW webhook.failed AS
-SELECT d.event_id, d.event_type, n.name AS endpoint, v.tenant, v.payload, d.attempts, d.last_status_code, d.last_error,
+SELECT d.event_id, d.event_type, webhook.address(n.tenant, n.name) AS endpoint, v.tenant, v.payload, d.attempts, d.last_status_code, d.last_error,
        d.completed_at AS failed_at
 FROM webhook.dead_letter d
 LEFT JOIN webhook.event v ON v.id = d.event_id
-LEFT JOIN (SELECT e.id, e.name FROM webhook.endpoint e UNION ALL SELECT r.id, r.name FROM webhook.removed_endpoint r) n
+LEFT JOIN (SELECT e.id, e.tenant, e.name FROM webhook.endpoint e UNION ALL SELECT r.id, r.tenant, r.name FROM webhook.removed_endpoint r) n
     ON n.id = d.endpoint_id;
 
 -- What people select by; null stands for no condition. Without SET, so that the planner sees through it.
@@ -80,9 +80,10 @@ BEGIN
         RETURN ARRAY[NULL::int];
     END IF;
     SELECT array_agg(n.id ORDER BY n.until) INTO found_ids
-    FROM (SELECT e.id, 'infinity'::timestamptz AS until FROM webhook.endpoint e WHERE e.name = endpoint_name
+    FROM (SELECT e.id, 'infinity'::timestamptz AS until FROM webhook.endpoint_at(endpoint_name) e
           UNION ALL
-          SELECT r.id, r.removed_at FROM webhook.removed_endpoint r WHERE r.name = endpoint_name) n;
+          SELECT r.id, r.removed_at FROM webhook.removed_endpoint r
+          WHERE webhook.address(r.tenant, r.name) = endpoint_name) n;
     RETURN coalesce(found_ids, ARRAY[webhook.require_endpoint(endpoint_name)]);
 END $$;
 

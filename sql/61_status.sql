@@ -58,30 +58,45 @@ CREATE FUNCTION webhook.masked_url(url text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', '\1/***');
 
--- Each endpoint and how it is doing. Counters of deliveries are of this moment; the last success, our own events not counted,
--- is known to within 5 s.
+-- For views, which ask with their reader's rights.
+CREATE FUNCTION webhook.own_origin() RETURNS text
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN webhook.origin();
+END $$;
+
+-- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment; the last success, our
+-- own events not counted, is known to within 5 s.
 CREATE VIEW webhook.endpoint_status AS
-SELECT e.name, e.tenant,
+SELECT webhook.address(e.tenant, e.name) AS endpoint,
        CASE
+           WHEN held.is_held THEN 'HELD'
            WHEN e.disabled_at IS NOT NULL THEN 'DISABLED'
            WHEN e.paused_at IS NOT NULL THEN 'PAUSED'
            WHEN b.state <> 'CLOSED' THEN b.state
            WHEN b.consecutive_failures > 0 THEN 'DEGRADED'
            ELSE 'ACTIVE'
        END AS state,
-       CASE WHEN e.disabled_at IS NOT NULL THEN e.disabled_reason WHEN e.paused_at IS NULL THEN b.reason END AS reason,
-       coalesce(e.disabled_at, e.paused_at, b.opened_at) AS since,
+       CASE
+           WHEN held.is_held THEN 'other installation'
+           WHEN e.disabled_at IS NOT NULL THEN e.disabled_reason
+           WHEN e.paused_at IS NULL THEN b.reason
+       END AS reason,
+       CASE WHEN NOT held.is_held THEN coalesce(e.disabled_at, e.paused_at, b.opened_at) END AS since,
+       queue.queued, queue.in_flight,
+       CASE WHEN held.is_held OR num_nonnulls(e.disabled_at, e.paused_at) > 0 OR b.state <> 'CLOSED' THEN queue.due ELSE 0 END
+           AS parked,
+       (SELECT count(*) FROM webhook.dead_letter d WHERE d.endpoint_id = e.id) AS failed,
        coalesce(b.consecutive_failures, 0) AS consecutive_failures,
        coalesce(b.trips, 0) AS trips,
-       CASE WHEN b.state = 'OPEN' AND e.disabled_at IS NULL AND e.paused_at IS NULL THEN b.probe_at END AS next_probe_at,
+       CASE WHEN b.state = 'OPEN' AND NOT held.is_held AND num_nonnulls(e.disabled_at, e.paused_at) = 0 THEN b.probe_at END
+           AS next_probe_at,
        success.last_at AS last_success_at, b.last_failure_at, b.last_error,
-       queue.queued, queue.in_flight,
-       CASE WHEN e.disabled_at IS NOT NULL OR e.paused_at IS NOT NULL OR b.state <> 'CLOSED' THEN queue.due ELSE 0 END AS parked,
-       (SELECT count(*) FROM webhook.dead_letter d WHERE d.endpoint_id = e.id) AS failed,
-       e.policy, e.event_types, e.filter, e.format, webhook.masked_url(e.url) AS url,
+       e.policy, e.tenant, e.created_at, e.event_types, e.filter, e.format, webhook.masked_url(e.url) AS url,
        (SELECT coalesce(jsonb_object_agg(h.key, '***'), '{}') FROM jsonb_each(e.headers) AS h) AS headers,
-       e.metadata, e.created_at
+       e.metadata
 FROM webhook.endpoint e
+CROSS JOIN LATERAL (SELECT e.origin <> (SELECT webhook.own_origin()) AS is_held) held
 LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
 CROSS JOIN LATERAL (
     SELECT count(*) AS queued, count(*) FILTER (WHERE q.status = 'SENDING') AS in_flight,

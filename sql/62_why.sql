@@ -122,6 +122,7 @@ CREATE FUNCTION webhook.why_endpoint(
     e webhook.endpoint, d webhook.delivery, OUT sentences text[], OUT waits boolean, OUT is_brought_forward boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    address text := webhook.address(e.tenant, e.name);
     p webhook.policy := webhook.policy_of(e.policy);
     b webhook.breaker;
     is_foreign boolean := e.origin <> webhook.origin();
@@ -153,12 +154,12 @@ BEGIN
                 WHEN 'tripped' THEN 'it had failed too often in a row (failure_threshold, on_trip = disable)'
                 ELSE e.disabled_reason
             END,
-            e.name,
-            CASE e.disabled_reason WHEN 'exhausted' THEN format(', and so does CALL webhook_test(%L) if it succeeds', e.name) END);
+            address,
+            CASE e.disabled_reason WHEN 'exhausted' THEN format(', and so does CALL webhook_test(%L) if it succeeds', address) END);
     END IF;
     IF e.paused_at IS NOT NULL THEN
         sentences := sentences || format('The endpoint has been paused since %s. SELECT webhook_resume(%L) resumes it.',
-                                         webhook.time_in_words(e.paused_at), e.name);
+                                         webhook.time_in_words(e.paused_at), address);
     END IF;
 
     IF b.state = 'OPEN' THEN
@@ -185,7 +186,7 @@ BEGIN
     IF is_open AND NOT (is_stopped AND (b.state = 'OPEN' OR probe_is_due)) THEN
         sentences := sentences || format(
             'If the probe succeeds the breaker closes, and if it fails the breaker %s. SELECT webhook_reset_breaker(%L) closes it now.',
-            CASE p.failure_threshold WHEN 0 THEN 'closes too (failure_threshold = 0)' ELSE 'opens again' END, e.name);
+            CASE p.failure_threshold WHEN 0 THEN 'closes too (failure_threshold = 0)' ELSE 'opens again' END, address);
     END IF;
 
     IF b.ramp IS NOT NULL AND NOT is_stopped THEN
@@ -242,6 +243,7 @@ CREATE FUNCTION webhook.why_delivery(d webhook.delivery, v webhook.event) RETURN
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e webhook.endpoint;
+    address text;
     removed webhook.removed_endpoint;
     matched record;
     has_payload boolean := v.id IS NOT NULL AND v.redacted_at IS NULL;
@@ -251,6 +253,7 @@ DECLARE
                             'AND status = ''PENDING'' makes it due now.', d.event_id, d.endpoint_id);
 BEGIN
     SELECT * INTO e FROM webhook.endpoint x WHERE x.id = d.endpoint_id;
+    address := webhook.address(e.tenant, e.name);
     -- No credentials from here on: what is passed to a query may be read in its plan, with debug_print_plan.
     e.url := NULL;
     e.headers := NULL;
@@ -259,14 +262,15 @@ BEGIN
     SELECT * INTO matched FROM webhook.matching_patterns(e.event_types, d.event_type);
     RETURN NEXT CASE
         WHEN removed.id IS NOT NULL THEN
-            format('Endpoint "%s" was removed at %s.', removed.name, webhook.time_in_words(removed.removed_at))
+            format('Endpoint "%s" was removed at %s.', webhook.address(removed.tenant, removed.name),
+                   webhook.time_in_words(removed.removed_at))
         WHEN e.id IS NULL THEN format('Endpoint number %s is not known here.', d.endpoint_id)
         WHEN cardinality(matched.patterns) > 0 AND cardinality(matched.exclusions) = 0
              AND (e.tenant IS NULL OR e.tenant = v.tenant OR v.id IS NULL) AND webhook.why_filtered(e.filter, v) IS NULL THEN
-            format('Endpoint "%s": the event matches %s%s.', e.name, webhook.patterns_in_words(matched.patterns),
+            format('Endpoint "%s": the event matches %s%s.', address, webhook.patterns_in_words(matched.patterns),
                    CASE WHEN has_payload THEN ' and the filter ' || e.filter::text END)
         ELSE format('Endpoint "%s": the event does not match now; the event types (%s), the filter or the tenant of the endpoint were '
-                    'changed since, or the event was sent to it by name.', e.name, webhook.patterns_in_words(e.event_types))
+                    'changed since, or the event was sent to it by name.', address, webhook.patterns_in_words(e.event_types))
     END;
 
     RETURN QUERY SELECT '  ' || x FROM webhook.why_attempts(d.event_id, d.endpoint_id) AS x;
@@ -332,13 +336,13 @@ BEGIN
         END IF;
     ELSIF d.status = 'FAILED' THEN
         RETURN NEXT format('  It stays in webhook.dead_letter. SELECT webhook_replay(%L, %L) sends it again, from the first attempt.',
-                           d.event_id, e.name);
+                           d.event_id, address);
         IF EXISTS (SELECT FROM webhook.lane l WHERE l.endpoint_id = d.endpoint_id AND l.ordering_key = d.ordering_key AND l.event_id = d.event_id) THEN
             RETURN NEXT format('  What has the same ordering key, "%s", waits until it is sent or discarded (on_blocked = wait). '
-                               'SELECT webhook_discard(%L, %L) lets it go on.', d.ordering_key, d.event_id, e.name);
+                               'SELECT webhook_discard(%L, %L) lets it go on.', d.ordering_key, d.event_id, address);
         END IF;
     ELSIF d.status IN ('SENT', 'CANCELLED') THEN
-        RETURN NEXT format('  SELECT webhook_resend(%L, %L) sends it %s.', d.event_id, e.name,
+        RETURN NEXT format('  SELECT webhook_resend(%L, %L) sends it %s.', d.event_id, address,
                            CASE d.status WHEN 'SENT' THEN 'once more' ELSE 'all the same' END);
     END IF;
 END $$;
@@ -353,7 +357,8 @@ DECLARE
     reasons text[];
 BEGIN
     FOR other IN
-        SELECT e.id, e.name, e.tenant, e.event_types, e.filter, e.policy, e.created_at, count(*) OVER () AS total,
+        SELECT e.id, webhook.address(e.tenant, e.name) AS address, e.tenant, e.event_types, e.filter, e.policy, e.created_at,
+               count(*) OVER () AS total,
                e.tenant IS NULL OR e.tenant = coalesce(v.tenant, '') AS serves_tenant, m.exclusions,
                cardinality(m.patterns) > 0 AS wants_type
         FROM webhook.endpoint e
@@ -386,7 +391,7 @@ BEGIN
                      THEN 'they, its filter or its tenant were changed since, others were chosen by name, or the delivery was removed'
                      ELSE format('its policy "%s" keeps no row of what was sent (keep_sent = false)', other.policy) END);
         END IF;
-        RETURN NEXT format('Endpoint "%s" has no delivery of it: %s.', other.name, array_to_string(reasons, '; '));
+        RETURN NEXT format('Endpoint "%s" has no delivery of it: %s.', other.address, array_to_string(reasons, '; '));
         RETURN QUERY SELECT '  ' || x FROM webhook.why_attempts(v.id, other.id) AS x;
     END LOOP;
     IF without_delivery > shown THEN
@@ -437,7 +442,7 @@ BEGIN
     END IF;
 
     IF NOT EXISTS (SELECT FROM webhook.endpoint) THEN
-        RETURN NEXT 'There are no endpoints. SELECT * FROM webhook_add_endpoint(''name'', ''https://..'') adds one, '
+        RETURN NEXT 'There are no endpoints. SELECT * FROM webhook_set_endpoint(''name'', ''https://..'') adds one, '
                     'for the events that are emitted after it.';
     ELSIF v.id IS NOT NULL THEN
         IF deliveries = 0 AND NOT EXISTS (

@@ -1,32 +1,61 @@
 -- What an operator does to an endpoint: stop it, let it go on, try it.
 
-CREATE FUNCTION webhook.pause(name text) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    UPDATE webhook.endpoint e SET paused_at = coalesce(e.paused_at, now()) WHERE e.id = webhook.require_endpoint(pause.name);
-END $$;
-
--- From paused, disabled or open: everything that waits is due now, and with replay_failed so are its dead letters. Says how
--- many of these there were.
-CREATE FUNCTION webhook.resume(name text, replay_failed boolean) RETURNS bigint
+-- Says how many endpoints it has paused: those that were not paused before.
+CREATE FUNCTION webhook.pause(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    resumed_id int := webhook.require_endpoint(name);
+    paused_id int;
+    paused bigint := 0;
 BEGIN
-    UPDATE webhook.endpoint e SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL
-    WHERE e.id = resumed_id AND num_nonnulls(e.paused_at, e.disabled_at) > 0;
-    PERFORM webhook.close_breaker(resumed_id);
-    RETURN CASE WHEN replay_failed THEN webhook.replay_failed(resume.name, NULL, NULL, NULL, 10000) ELSE 0 END;
+    FOREACH paused_id IN ARRAY webhook.addressed_endpoints(endpoint) LOOP
+        UPDATE webhook.endpoint e SET paused_at = now() WHERE e.id = paused_id AND e.paused_at IS NULL;
+        paused := paused + FOUND::int;
+    END LOOP;
+    RETURN paused;
+END $$;
+
+-- The deliveries of an endpoint that may be claimed now.
+CREATE FUNCTION webhook.sendable_now(of_endpoint int) RETURNS bigint
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (
+        SELECT count(*)
+        FROM webhook.endpoint e
+        LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
+        JOIN webhook.delivery_queue q ON q.endpoint_id = e.id AND q.status = 'PENDING'
+        WHERE e.id = of_endpoint AND e.origin = (SELECT webhook.origin()) AND num_nonnulls(e.paused_at, e.disabled_at) = 0
+          AND coalesce(b.state, 'CLOSED') = 'CLOSED'
+          AND q.next_attempt_at < 'infinity' AND (q.next_attempt_at <= now() OR q.claimed_at < b.retries_before)
+          AND webhook.has_time(q.expires_at));
+END $$;
+
+-- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed: they waited for this,
+-- and may be claimed from now on.
+CREATE FUNCTION webhook.resume(endpoint text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    resumed_id int;
+    sendable_before bigint;
+    freed bigint := 0;
+BEGIN
+    FOREACH resumed_id IN ARRAY webhook.addressed_endpoints(endpoint) LOOP
+        sendable_before := webhook.sendable_now(resumed_id);
+        UPDATE webhook.endpoint e SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL
+        WHERE e.id = resumed_id AND num_nonnulls(e.paused_at, e.disabled_at) > 0;
+        PERFORM webhook.close_breaker(resumed_id);
+        freed := freed + greatest(0, webhook.sendable_now(resumed_id) - sendable_before);
+    END LOOP;
+    RETURN freed;
 END $$;
 
 -- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
 -- little more. At most one at a time.
-CREATE FUNCTION webhook.queue_test(endpoint_name text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
+CREATE FUNCTION webhook.queue_test(endpoint text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     worker record;
 BEGIN
-    tested_id := webhook.require_endpoint(endpoint_name);
+    tested_id := webhook.require_endpoint(endpoint);
     test_id := webhook.new_id();
 
     SELECT s.state, s.reason INTO worker FROM webhook.status() s;
@@ -34,7 +63,7 @@ BEGIN
         RAISE EXCEPTION 'nothing is sent at the moment: %', worker.state USING ERRCODE = 'object_not_in_prerequisite_state',
             DETAIL = worker.reason, HINT = 'SELECT * FROM webhook_status() shows what the worker does.';
     ELSIF (SELECT e.origin FROM webhook.endpoint e WHERE e.id = tested_id) <> webhook.origin() THEN
-        RAISE EXCEPTION 'endpoint "%" belongs to another installation', endpoint_name USING ERRCODE = 'object_not_in_prerequisite_state',
+        RAISE EXCEPTION 'endpoint "%" belongs to another installation', endpoint USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'SELECT webhook_adopt() takes over the endpoints of a restored or copied database.';
     END IF;
 
@@ -44,7 +73,7 @@ BEGIN
     IF EXISTS (SELECT FROM webhook.breaker b
                JOIN webhook.delivery_queue q ON q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id
                WHERE b.endpoint_id = tested_id) THEN
-        RAISE EXCEPTION 'endpoint "%" is being tested already', endpoint_name USING ERRCODE = 'object_in_use',
+        RAISE EXCEPTION 'endpoint "%" is being tested already', endpoint USING ERRCODE = 'object_in_use',
             HINT = 'Try again when that test has ended.';
     END IF;
     UPDATE webhook.breaker b SET test_event_id = test_id WHERE b.endpoint_id = tested_id;
@@ -98,7 +127,7 @@ END $$;
 -- so that the worker's commits neither stay unseen nor conflict with it. It has no search_path of its own, since it
 -- commits; so nothing here depends on one.
 CREATE PROCEDURE @extschema@.webhook_test(
-    name text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
+    endpoint text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
     INOUT response text DEFAULT NULL, INOUT duration_ms int DEFAULT NULL)
     LANGUAGE plpgsql AS $$
 DECLARE
@@ -107,7 +136,7 @@ BEGIN
     PERFORM webhook.require_no_transaction_block('webhook_test()');
     COMMIT;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SELECT q.* INTO test FROM webhook.queue_test(name) q;
+    SELECT q.* INTO test FROM webhook.queue_test(endpoint) q;
     LOOP
         COMMIT;
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

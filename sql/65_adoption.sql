@@ -5,17 +5,17 @@ CREATE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
 
--- Takes over one endpoint, or all; says how many. A delivery that was in flight when the dump or the copy was made is in
+-- Takes over the endpoints of an address, or all; says how many. A delivery that was in flight when the dump or the copy was made is in
 -- nobody's hands here, whatever its claim says.
 CREATE FUNCTION webhook.adopt(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    only_id int := CASE WHEN endpoint IS NOT NULL THEN webhook.require_endpoint(endpoint) END;
+    wanted int[] := webhook.addressed_endpoints(coalesce(endpoint, '*'));
     adopted int[];
 BEGIN
     WITH taken AS (
         UPDATE webhook.endpoint e SET origin = webhook.origin()
-        WHERE e.origin <> (SELECT webhook.origin()) AND (only_id IS NULL OR e.id = only_id)
+        WHERE e.origin <> (SELECT webhook.origin()) AND e.id = ANY (wanted)
         RETURNING e.id
     )
     SELECT coalesce(array_agg(id), '{}') INTO adopted FROM taken;

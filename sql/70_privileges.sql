@@ -15,7 +15,8 @@ CREATE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Called by the views, as whoever reads them; and what the procedures, which commit and so run as their caller, are made of.
-    called_by_views CONSTANT text[] := '{masked_url, latency_class_end, queue_of, is_ready, awaits_its_time}';
+    called_by_views CONSTANT text[] :=
+        '{address, masked_url, own_origin, latency_class_end, queue_of, is_ready, awaits_its_time}';
     called_by_procedures CONSTANT text[] := '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch}';
     of_the_owner CONSTANT text[] :=
         '{webhook_grant, grant_level, webhook_revoke, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
@@ -117,7 +118,7 @@ DECLARE
     taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
     kept text[] := ARRAY(
         SELECT l.level FROM (VALUES ('emit', 'webhook_emit'), ('read', 'webhook_status'), ('operate', 'webhook_pause'),
-                                    ('admin', 'webhook_add_endpoint')) AS l (level, hallmark)
+                                    ('admin', 'webhook_set_endpoint')) AS l (level, hallmark)
         JOIN webhook.members() m ON m.name = l.hallmark
         JOIN pg_proc p ON p.oid = m.routine
         WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = from_role));

@@ -3,34 +3,36 @@
 -- place. Beside these there are the trigger function webhook_trigger() and two procedures, which commit and so run as their
 -- caller: webhook_test() and webhook_replay_all().
 
-CREATE FUNCTION @extschema@.webhook_copy_policy(source text, name text) RETURNS void
+CREATE FUNCTION @extschema@.webhook_copy_policy(source text, target text) RETURNS void
     LANGUAGE sql
-    RETURN webhook.copy_policy(source, name);
+    RETURN webhook.copy_policy(source, target);
 
-CREATE FUNCTION @extschema@.webhook_add_endpoint(
-    name text, url text, event_types text[] DEFAULT '{*}', policy text DEFAULT 'standard',
-    tenant text DEFAULT NULL, OUT id int, INOUT secret text DEFAULT NULL, headers jsonb DEFAULT '{}',
-    format text DEFAULT 'standard', template jsonb DEFAULT NULL, filter jsonpath DEFAULT NULL,
-    max_in_flight int DEFAULT NULL, metadata jsonb DEFAULT '{}')
-    LANGUAGE sql SET search_path = pg_catalog, pg_temp
-    -- As text: in a body of statements the server counts the OUT parameter among the arguments.
-    AS 'SELECT * FROM webhook.add_endpoint(
-            name, url, event_types, policy, tenant, secret, headers, format, template, filter,
-            max_in_flight, metadata)';
+CREATE FUNCTION @extschema@.webhook_set_endpoint(
+    endpoint text, url text DEFAULT NULL, event_types text[] DEFAULT NULL, policy text DEFAULT NULL,
+    secret text DEFAULT NULL, headers jsonb DEFAULT NULL, format text DEFAULT NULL, template jsonb DEFAULT NULL,
+    filter jsonpath DEFAULT NULL, max_in_flight int DEFAULT NULL, rate_limit numeric DEFAULT NULL,
+    metadata jsonb DEFAULT NULL)
+    RETURNS TABLE (id int, secret text, changed text[])
+    LANGUAGE sql
+    BEGIN ATOMIC
+        SELECT * FROM webhook.set_endpoint(
+            endpoint, url, event_types, policy, secret, headers, format, template, filter, max_in_flight, rate_limit,
+            metadata);
+    END;
 
 CREATE FUNCTION @extschema@.webhook_remove_endpoint(
-    name text, pending text DEFAULT 'cancel') RETURNS void
+    endpoint text, pending text DEFAULT 'cancel') RETURNS void
     LANGUAGE sql
-    RETURN webhook.remove_endpoint(name, pending);
+    RETURN webhook.remove_endpoint(endpoint, pending);
 
-CREATE FUNCTION @extschema@.webhook_secret(name text) RETURNS text
+CREATE FUNCTION @extschema@.webhook_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
-    RETURN webhook.newest_secret(name);
+    RETURN webhook.newest_secret(endpoint);
 
 CREATE FUNCTION @extschema@.webhook_rotate_secret(
-    name text, overlap interval DEFAULT '24 hours', secret text DEFAULT NULL) RETURNS text
+    endpoint text, overlap interval DEFAULT '24 hours', secret text DEFAULT NULL) RETURNS text
     LANGUAGE sql
-    RETURN webhook.rotate_secret(name, overlap, secret);
+    RETURN webhook.rotate_secret(endpoint, overlap, secret);
 
 CREATE FUNCTION @extschema@.webhook_emit(
     event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
@@ -76,9 +78,9 @@ CREATE FUNCTION @extschema@.webhook_unwatch(target regclass) RETURNS int
     LANGUAGE sql
     RETURN webhook.unwatch(target);
 
-CREATE FUNCTION @extschema@.webhook_reset_breaker(name text) RETURNS void
+CREATE FUNCTION @extschema@.webhook_reset_breaker(endpoint text) RETURNS void
     LANGUAGE sql
-    RETURN webhook.reset_breaker(name);
+    RETURN webhook.reset_breaker(endpoint);
 
 CREATE FUNCTION @extschema@.webhook_adopt(endpoint text DEFAULT NULL) RETURNS bigint
     LANGUAGE sql
@@ -122,14 +124,13 @@ CREATE FUNCTION @extschema@.webhook_status()
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.status(); END;
 
-CREATE FUNCTION @extschema@.webhook_pause(name text) RETURNS void
+CREATE FUNCTION @extschema@.webhook_pause(endpoint text) RETURNS bigint
     LANGUAGE sql
-    RETURN webhook.pause(name);
+    RETURN webhook.pause(endpoint);
 
-CREATE FUNCTION @extschema@.webhook_resume(name text, replay_failed boolean DEFAULT false)
-    RETURNS bigint
+CREATE FUNCTION @extschema@.webhook_resume(endpoint text) RETURNS bigint
     LANGUAGE sql
-    RETURN webhook.resume(name, replay_failed);
+    RETURN webhook.resume(endpoint);
 
 CREATE FUNCTION @extschema@.webhook_preview(
     event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)

@@ -64,14 +64,14 @@ pub fn try_with(database: &Database, receiver: &Receiver, name: &str, status: u1
     emit(database, name, count);
     receiver.wait_for_requests_to(&format!("/{name}"), before + count as usize);
     database.wait_until(&format!(
-        "SELECT in_flight = 0 FROM webhook.endpoint_status WHERE name = '{name}'"
+        "SELECT in_flight = 0 FROM webhook.endpoint_status WHERE endpoint = '{name}'"
     ));
 }
 
 #[track_caller]
 pub fn wait_for_state(database: &Database, name: &str, state: &str) {
     database.wait_until(&format!(
-        "SELECT state = '{state}' FROM webhook.endpoint_status WHERE name = '{name}'"
+        "SELECT state = '{state}' FROM webhook.endpoint_status WHERE endpoint = '{name}'"
     ));
 }
 
@@ -84,7 +84,8 @@ pub fn wait_for_silence(database: &Database) {
                             WHERE q.status = 'SENDING' OR webhook.is_ready(q, b.retries_before) AND q.next_attempt_at > now())
             AND NOT EXISTS (SELECT FROM webhook.delivery_queue q
                             WHERE webhook.awaits_its_time(q) AND q.next_attempt_at < now() + interval '1 min'
-                            AND NOT EXISTS (SELECT FROM webhook.endpoint_status s JOIN webhook.endpoint e USING (name)
+                            AND NOT EXISTS (SELECT FROM webhook.endpoint_status s JOIN webhook.endpoint e
+                                            ON s.endpoint = webhook.address(e.tenant, e.name)
                                             WHERE e.id = q.endpoint_id AND s.state IN ('OPEN', 'PAUSED', 'DISABLED')))",
     );
 }

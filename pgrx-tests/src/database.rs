@@ -118,18 +118,26 @@ impl Database {
         self.execute(FAST_POLICY);
     }
 
-    /// Returns the endpoint's secret.
+    /// Returns the endpoint's secret. The address is `name` or `tenant/name`.
     #[track_caller]
-    pub fn add_endpoint(&self, name: &str, url: &str) -> String {
-        self.add_endpoint_with(name, url, "policy => 'fast'")
+    pub fn add_endpoint(&self, address: &str, url: &str) -> String {
+        self.add_endpoint_with(address, url, "policy => 'fast'")
     }
 
-    /// `options` are named arguments as SQL: `policy => 'fast', tenant => 'acme'`.
+    /// `options` are named arguments as SQL: `policy => 'fast', max_in_flight => 1`.
     #[track_caller]
-    pub fn add_endpoint_with(&self, name: &str, url: &str, options: &str) -> String {
-        self.query_one_value(&format!(
-            "SELECT secret FROM webhook_add_endpoint('{name}', '{url}', {options})"
-        ))
+    pub fn add_endpoint_with(&self, address: &str, url: &str, options: &str) -> String {
+        let (made, changed): (Option<String>, Vec<String>) = {
+            let sql = format!(
+                "SELECT secret, changed FROM webhook_set_endpoint('{address}', '{url}', {options})"
+            );
+            let row = self.connect().query_one(&sql, &[]);
+            let row = row.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+            (row.get(0), row.get(1))
+        };
+        assert_eq!(changed, ["created"], "{address}");
+        // One that the options gave is not returned.
+        made.unwrap_or_else(|| self.query_one_value(&format!("SELECT webhook_secret('{address}')")))
     }
 
     /// Warns at the second failure, opens at the third, retries and probes in an hour, but for the changes.
@@ -158,12 +166,12 @@ impl Database {
         delivery_status(&mut self.connect(), event_id)
     }
 
-    /// The names of those that have a delivery of the event.
+    /// The addresses of those that have a delivery of the event.
     #[track_caller]
     pub fn endpoints_of(&self, event_id: Uuid) -> Vec<String> {
         let rows = self.connect().query(
-            "SELECT e.name FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
-             WHERE d.event_id = $1 ORDER BY e.name",
+            "SELECT webhook.address(e.tenant, e.name) FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
+             WHERE d.event_id = $1 ORDER BY 1",
             &[&event_id],
         );
         (rows.unwrap().iter()).map(|row| row.get(0)).collect()

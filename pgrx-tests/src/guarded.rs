@@ -136,7 +136,7 @@ impl Guarded {
     #[track_caller]
     pub fn status(&self, column: &str) -> Option<String> {
         self.database.query_one_value(&format!(
-            "SELECT ({column})::text FROM webhook.endpoint_status WHERE name = 'orders'"
+            "SELECT ({column})::text FROM webhook.endpoint_status WHERE endpoint = 'orders'"
         ))
     }
 

@@ -60,7 +60,7 @@ pub fn assert_that(database: &Database, name: &str, condition: &str) {
 /// Whether the condition holds for the endpoint's row of webhook.endpoint_status, and the row.
 fn look(client: &mut Client, name: &str, condition: &str) -> (Option<bool>, String) {
     let query = format!(
-        "SELECT {condition}, to_jsonb(s)::text FROM webhook.endpoint_status s WHERE name = $1"
+        "SELECT {condition}, to_jsonb(s)::text FROM webhook.endpoint_status s WHERE endpoint = $1"
     );
     let row = client.query_one(&query, &[&name]).unwrap();
     (row.get(0), row.get(1))

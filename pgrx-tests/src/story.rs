@@ -60,7 +60,7 @@ impl Story {
             _database: database,
         };
         story.run("BEGIN; SET LOCAL ROLE webhook_owner; SET LOCAL timezone = '<+0530>-05:30'");
-        story.run("SELECT webhook_add_endpoint('shop', 'http://127.0.0.1:1/')");
+        story.run("SELECT webhook_set_endpoint('shop', 'http://127.0.0.1:1/')");
         story
     }
 

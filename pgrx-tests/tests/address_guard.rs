@@ -29,7 +29,7 @@ fn assert_names(refusal: &DbError, setting: &str) {
 }
 
 fn add(url: &str) -> String {
-    format!("SELECT webhook_add_endpoint('refused', '{url}{CREDENTIAL}')")
+    format!("SELECT webhook_set_endpoint('refused', '{url}{CREDENTIAL}')")
 }
 
 /// Waits until the worker goes by them too: it shows when it has seen the switch in the same file.

@@ -178,15 +178,14 @@ fn an_alert_about_a_tenants_endpoint_reaches_that_tenant_and_those_without_one()
     let mut listener = Listener::new(&database);
     subscribe(&database, &receiver, "general", "webhook.*", "");
     for tenant in ["acme", "zeta"] {
-        let name = format!("of_{tenant}");
-        let options = format!(", tenant => '{tenant}'");
-        subscribe(&database, &receiver, &name, "webhook.*", &options);
+        let address = format!("{tenant}/all");
+        subscribe(&database, &receiver, &address, "webhook.*", "");
     }
     add_policy(&database, "strict", "");
-    for (name, options) in [("shop", ", tenant => 'acme'"), ("house", "")] {
+    for (name, address) in [("shop", "acme/shop"), ("house", "house")] {
         let url = receiver.url(&format!("/{name}"));
-        let options = format!("'{{{name}}}', policy => 'strict'{options}");
-        database.add_endpoint_with(name, &url, &options);
+        let options = format!("'{{{name}}}', policy => 'strict'");
+        database.add_endpoint_with(address, &url, &options);
         answer(&receiver, name, 404);
     }
     database.execute("SELECT webhook_emit('shop', tenant => 'acme'), webhook_emit('house')");
@@ -200,9 +199,9 @@ fn an_alert_about_a_tenants_endpoint_reaches_that_tenant_and_those_without_one()
             |r: &webhook_e2e::Request| r.json()["data"]["endpoint"].as_str().unwrap().to_owned();
         sorted(requests.iter().map(endpoint).collect())
     };
-    assert_eq!(about("general"), ["house", "shop"]);
-    assert_eq!(about("of_acme"), ["shop"]);
-    assert_eq!(about("of_zeta"), [""; 0]);
+    assert_eq!(about("general"), ["acme/shop", "house"]);
+    assert_eq!(about("acme/all"), ["acme/shop"]);
+    assert_eq!(about("zeta/all"), [""; 0]);
     let tenants: BTreeSet<String> = (receiver.requests_to("/general").iter())
         .map(|request| request.json()["data"]["tenant"].to_string())
         .collect();
@@ -385,7 +384,7 @@ fn alerts_are_the_same_whatever_the_size_of_the_batches() {
         let mut listener = Listener::new(&database);
         add_policy(&database, "wary", "max_attempts = 1, failure_threshold = 4");
         database.execute(
-            "SELECT webhook_add_endpoint('settled', 'http://127.0.0.1/', policy => 'wary')",
+            "SELECT webhook_set_endpoint('settled', 'http://127.0.0.1/', policy => 'wary')",
         );
         let mut client = database.connect();
         let claims = claim(&mut client, OUTCOMES.len() as i32);
@@ -424,7 +423,7 @@ fn an_alert_says_what_happened_then_and_not_what_came_after() {
         "max_attempts = 1, on_exhausted = 'disable'",
     );
     database
-        .execute("SELECT webhook_add_endpoint('settled', 'http://127.0.0.1/', policy => 'wary')");
+        .execute("SELECT webhook_set_endpoint('settled', 'http://127.0.0.1/', policy => 'wary')");
     let claims = claim(&mut client, 4);
     // In the same batch it opens, is disabled, and a test succeeds.
     let tested: uuid::Uuid = claims[3].get("event_id");

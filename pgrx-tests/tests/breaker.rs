@@ -405,9 +405,9 @@ fn a_probe_may_find_the_endpoint_gone() {
     guarded.open();
     guarded.answer(410);
     guarded.let_the_time_pass();
-    guarded
-        .database
-        .wait_until("SELECT state = 'DISABLED' FROM webhook.endpoint_status WHERE name = 'orders'");
+    guarded.database.wait_until(
+        "SELECT state = 'DISABLED' FROM webhook.endpoint_status WHERE endpoint = 'orders'",
+    );
     assert_eq!(guarded.status("reason").as_deref(), Some("gone"));
     guarded.let_the_time_pass();
     guarded.let_the_worker_look();

@@ -74,7 +74,7 @@ fn a_retry_that_waits_is_superseded_and_what_is_in_flight_is_not() {
 fn each_endpoint_and_each_tenant_has_its_own() {
     let cluster = engine::idle_cluster();
     let database = database(&cluster, "http://127.0.0.1:9/");
-    database.add_endpoint_with("acme", "http://127.0.0.1:9/", "tenant => 'acme'");
+    database.add_endpoint_with("acme/own", "http://127.0.0.1:9/", "policy => 'standard'");
     let mut client = database.connect();
     let of_nobody = emit(&mut client, "order-1", "");
     let of_acme = emit(&mut client, "order-1", ", tenant => 'acme'");

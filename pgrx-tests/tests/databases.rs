@@ -46,7 +46,7 @@ fn create_extension_in_a_new_database_delivers_at_once() {
     session
         .batch_execute(&format!(
             "CREATE EXTENSION webhook;
-             SELECT webhook_add_endpoint('orders', '{url}');
+             SELECT webhook_set_endpoint('orders', '{url}');
              SELECT webhook_emit('order.created')"
         ))
         .unwrap();

@@ -14,7 +14,7 @@ use webhook_e2e::{Answer, Database, Receiver};
 fn failed_shows_the_event_its_endpoint_and_the_error() {
     let (database, receiver) = (database(), Receiver::start());
     receiver.respond("/", |_, _| Answer::status(404));
-    database.add_endpoint_with("orders", &receiver.url("/"), "tenant => 'acme'");
+    database.add_endpoint_with("acme/orders", &receiver.url("/"), "policy => 'standard'");
     let event = database.query_one_value::<Uuid>(
         r#"SELECT webhook_emit('order.created', '{"n": 1}', tenant => 'acme')"#,
     );
@@ -38,7 +38,7 @@ fn failed_shows_the_event_its_endpoint_and_the_error() {
     );
     assert_eq!(row.get::<_, Uuid>("event_id"), event);
     assert_eq!(row.get::<_, &str>("event_type"), "order.created");
-    assert_eq!(row.get::<_, &str>("endpoint"), "orders");
+    assert_eq!(row.get::<_, &str>("endpoint"), "acme/orders");
     assert_eq!(row.get::<_, &str>("tenant"), "acme");
     assert_eq!(row.get::<_, Value>("payload"), json!({"n": 1}));
     assert_eq!(row.get::<_, i32>("attempts"), 1);

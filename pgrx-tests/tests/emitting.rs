@@ -195,7 +195,7 @@ fn the_emitting_role_needs_the_level_and_nothing_on_the_tables() {
     let calling = [
         "SELECT webhook.wake()",
         "SELECT webhook.new_secret()",
-        "SELECT webhook_add_endpoint('mine', 'http://127.0.0.1/')",
+        "SELECT webhook_set_endpoint('mine', 'http://127.0.0.1/')",
         "SELECT webhook_remove_endpoint('all')",
         "SELECT webhook_secret('all')",
         "SELECT webhook_adopt()",
@@ -309,13 +309,13 @@ fn types_of_our_own_are_reserved() {
 #[test]
 fn tenants_see_their_own_events() {
     let database = database();
-    add_parked_endpoint(&database, "acme", Some("acme"), &["*"]);
+    add_parked_endpoint(&database, "all", Some("acme"), &["*"]);
     add_parked_endpoint(&database, "everyone", None, &["*"]);
-    add_parked_endpoint(&database, "globex", Some("globex"), &["order.*"]);
+    add_parked_endpoint(&database, "orders", Some("globex"), &["order.*"]);
     let cases: [(&str, &[&str]); 5] = [
         ("NULL", &["everyone"]),
-        ("'acme'", &["acme", "everyone"]),
-        ("'globex'", &["everyone", "globex"]),
+        ("'acme'", &["acme/all", "everyone"]),
+        ("'globex'", &["everyone", "globex/orders"]),
         ("'initech'", &["everyone"]),
         ("'ACME'", &["everyone"]),
     ];
@@ -531,7 +531,15 @@ fn a_payload_over_the_limit_is_refused() {
 #[test]
 fn an_invalid_tenant_is_refused() {
     let database = Cluster::shared().database("tenant");
-    for tenant in ["''", "'a b'", "E'a\\n'", "repeat('a', 201)"] {
+    for tenant in [
+        "''",
+        "'a b'",
+        "E'a\\n'",
+        "'acme/eu'",
+        "'/'",
+        "'*'",
+        "repeat('a', 201)",
+    ] {
         let refusal = database.refusal(&format!("SELECT webhook_emit('a', tenant => {tenant})"));
         assert_eq!(refusal.code().code(), "22023", "{refusal:?}");
         assert!(refusal.hint().is_some());
@@ -568,7 +576,7 @@ fn many_events_of_several_types_reach_each_its_endpoints() {
     let database = database();
     add_parked_endpoint(&database, "orders", None, &["order.*"]);
     add_parked_endpoint(&database, "paid", None, &["order.paid", "invoice.paid"]);
-    add_parked_endpoint(&database, "acme", Some("acme"), &["*"]);
+    add_parked_endpoint(&database, "all", Some("acme"), &["*"]);
     let arguments =
         "ARRAY['order.created', 'invoice.paid', 'order.paid', 'other', 'order.created'],
                      ARRAY['1', '2', '3', '4', '5']::jsonb[]";
@@ -590,7 +598,10 @@ fn many_events_of_several_types_reach_each_its_endpoints() {
         &mut database.connect(),
         "'order.paid', '{1}', tenant => 'acme'",
     );
-    assert_eq!(database.endpoints_of(ids[0]), ["acme", "orders", "paid"]);
+    assert_eq!(
+        database.endpoints_of(ids[0]),
+        ["acme/all", "orders", "paid"]
+    );
 }
 
 #[test]
@@ -658,11 +669,12 @@ fn the_rollback_of_half_a_batch_takes_that_half_back() {
 }
 
 #[test]
-fn endpoints_can_be_chosen_by_name() {
+fn endpoints_can_be_chosen_by_their_addresses() {
     let database = database();
     add_parked_endpoint(&database, "a", None, &["*"]);
     add_parked_endpoint(&database, "b", None, &["order.*"]);
-    add_parked_endpoint(&database, "c", Some("acme"), &["*"]);
+    add_parked_endpoint(&database, "a", Some("acme"), &["*"]);
+    add_parked_endpoint(&database, "a", Some("zeta"), &["*"]);
     let reached = |arguments: &str| {
         let event: Uuid = database.query_one_value(&format!("SELECT webhook_emit({arguments})"));
         database.endpoints_of(event)
@@ -674,24 +686,43 @@ fn endpoints_can_be_chosen_by_name() {
     );
     // Only those among them that want it.
     assert_eq!(reached("'invoice.paid', endpoints => '{a,b}'"), ["a"]);
-    assert_eq!(reached("'order.created', endpoints => '{c,b}'"), ["b"]);
     assert_eq!(
-        reached("'order.created', endpoints => '{c,b}', tenant => 'acme'"),
-        ["b", "c"]
+        reached("'order.created', endpoints => '{acme/a,zeta/a,b}'"),
+        ["b"]
+    );
+    assert_eq!(
+        reached("'order.created', endpoints => '{acme/a,zeta/a,b}', tenant => 'acme'"),
+        ["acme/a", "b"]
+    );
+    // An address is whole: the tenant of the event adds nothing to it.
+    assert_eq!(
+        reached("'order.created', endpoints => '{a}', tenant => 'acme'"),
+        ["a"]
     );
 
     for (names, code) in [
         ("'{}'", "22023"),
         ("'{a,NULL}'", "22023"),
         ("'{a,bb}'", "42704"),
+        ("'{a,*}'", "42704"),
+        ("'{acme/*}'", "42704"),
+        ("'{acme/b}'", "42704"),
+        ("'{/a}'", "42704"),
     ] {
         let refusal = database.refusal(&format!("SELECT webhook_emit('a', endpoints => {names})"));
         assert_eq!(refusal.code().code(), code, "{names}");
         assert!(refusal.hint().is_some());
     }
-    // Who may emit need not see what endpoints there are.
-    let refusal = database.refusal("SELECT webhook_emit('a', endpoints => '{bb}')");
-    assert!(!format!("{refusal:?}").contains("\"b\""), "{refusal:?}");
+    // Roles that emit do not see which endpoints there are.
+    for unknown in ["bb", "acme/aa", "acne/a"] {
+        let sql = format!("SELECT webhook_emit('a', endpoints => '{{{unknown}}}')");
+        let refusal = database.refusal(&sql);
+        let shown = format!("{refusal:?}").replace(unknown, "");
+        assert!(
+            !shown.contains("acme") && !shown.contains("\"b\""),
+            "{shown}"
+        );
+    }
 }
 
 #[test]

@@ -124,6 +124,43 @@ fn disabled_hides_paused_hides_open_and_none_of_them_is_probed() {
 }
 
 #[test]
+fn an_endpoint_of_another_installation_is_held_whatever_else_it_is() {
+    let database = database();
+    let receiver = orders(&database, "");
+    fail(&database, &receiver, 3);
+    database.emit("order.created", json!({}));
+    database.execute("UPDATE webhook.endpoint SET origin = 'elsewhere'");
+    let held = "(state, reason, parked, queued, consecutive_failures) = ('HELD', 'other installation', 1, 4, 3)
+                AND num_nonnulls(since, next_probe_at) = 0";
+    assert_that(&database, "orders", held);
+    for stop in [
+        "SELECT webhook_pause('orders')",
+        "UPDATE webhook.endpoint SET disabled_at = now(), disabled_reason = 'moved away'",
+    ] {
+        database.execute(stop);
+        assert_that(&database, "orders", held);
+    }
+    database.execute("SELECT webhook_adopt('orders')");
+    assert_that(&database, "orders", "(state, parked) = ('DISABLED', 1)");
+}
+
+#[test]
+fn the_address_comes_first_and_what_is_wide_last() {
+    let database = database();
+    database.add_endpoint("acme/orders", "http://127.0.0.1:9/");
+    let columns: String = database.query_one_value(
+        "SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute
+         WHERE attrelid = 'webhook.endpoint_status'::regclass AND attnum > 0",
+    );
+    assert_eq!(
+        columns,
+        "endpoint state reason since queued in_flight parked failed consecutive_failures trips next_probe_at \
+         last_success_at last_failure_at last_error policy tenant created_at event_types filter format url headers metadata"
+    );
+    assert_that(&database, "acme/orders", "tenant = 'acme'");
+}
+
+#[test]
 fn dead_letters_are_counted_for_each_endpoint() {
     let database = database();
     let receiver = orders(&database, "failure_threshold = 0");

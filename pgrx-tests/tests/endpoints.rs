@@ -1,5 +1,7 @@
 //! Endpoints: what may be registered, with which secret, and what happens when one changes or goes.
 
+use std::thread;
+
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Answer, Cluster, Database, Receiver};
@@ -11,10 +13,10 @@ fn database() -> Database {
     Cluster::shared().database("endpoints")
 }
 
-/// A call of `webhook_add_endpoint` that is right but for one argument.
+/// A call of `webhook_set_endpoint` for a new endpoint that is right but for one argument.
 fn add_with(argument: &str, value: &str) -> String {
     let mut arguments = vec![
-        ("name", "'refused'".to_owned()),
+        ("endpoint", "'refused'".to_owned()),
         ("url", format!("'https://example.com/{CREDENTIAL}'")),
         (
             "headers",
@@ -27,7 +29,7 @@ fn add_with(argument: &str, value: &str) -> String {
     let arguments: Vec<_> = (arguments.iter())
         .map(|(name, value)| format!("{name} => {value}"))
         .collect();
-    format!("SELECT webhook_add_endpoint({})", arguments.join(", "))
+    format!("SELECT webhook_set_endpoint({})", arguments.join(", "))
 }
 
 /// Everything that a refused statement could have changed.
@@ -64,7 +66,7 @@ fn delivery_of(database: &Database, event: Uuid) -> (String, i64, String) {
 #[test]
 fn bad_input_is_refused_with_a_hint_and_writes_nothing() {
     let database = database();
-    database.execute(&add_with("name", "'kept'"));
+    database.execute(&add_with("endpoint", "'kept'"));
 
     let url = |url: &str| {
         (
@@ -76,8 +78,6 @@ fn bad_input_is_refused_with_a_hint_and_writes_nothing() {
     let header = |name: &str, value: &str| ("headers", format!(r#"'{{"{name}": {value}}}'"#));
     let value = |value: &str| header("X-Key", &format!("\"{CREDENTIAL}{value}\""));
     let cases = [
-        // It stands for every endpoint.
-        ("name", "'*'".to_owned()),
         url("ftp://example.com/CREDENTIAL"),
         url("example.com/CREDENTIAL"),
         url("https:///CREDENTIAL"),
@@ -153,16 +153,15 @@ fn bad_input_is_refused_with_a_hint_and_writes_nothing() {
         value(r"\u007f"),
         value("ü"),
         ("metadata", "'[]'".into()),
-        ("name", "''".into()),
-        ("name", r"E'a\nb'".into()),
-        ("name", "repeat('a', 201)".into()),
-        ("tenant", "''".into()),
-        ("tenant", "'a b'".into()),
     ];
     for (column, value) in &cases {
         assert_refused(&database, &add_with(column, value), "22023");
-        let update = format!("UPDATE webhook.endpoint SET {column} = {value}");
-        assert_refused(&database, &update, "22023");
+        for change in [
+            format!("SELECT webhook_set_endpoint('kept', {column} => {value})"),
+            format!("UPDATE webhook.endpoint SET {column} = {value}"),
+        ] {
+            assert_refused(&database, &change, "22023");
+        }
     }
     assert_refused(&database, &add_with("policy", "'none'"), "42704");
     assert_refused(
@@ -175,13 +174,22 @@ fn bad_input_is_refused_with_a_hint_and_writes_nothing() {
 #[test]
 fn missing_input_is_refused_without_showing_the_rest() {
     let database = database();
-    database.execute(&add_with("name", "'kept'"));
-    for column in ["name", "url", "event_types", "headers", "metadata"] {
-        assert_refused(&database, &add_with(column, "NULL"), "22023");
-        let update = format!("UPDATE webhook.endpoint SET {column} = NULL");
-        assert_refused(&database, &update, "22023");
+    database.execute(&add_with("endpoint", "'kept'"));
+    for parameter in ["endpoint", "url"] {
+        assert_refused(&database, &add_with(parameter, "NULL"), "22023");
     }
-    for column in ["id", "created_at", "origin", "format", "policy"] {
+    for column in [
+        "name",
+        "url",
+        "event_types",
+        "headers",
+        "metadata",
+        "id",
+        "created_at",
+        "origin",
+        "format",
+        "policy",
+    ] {
         let update = format!("UPDATE webhook.endpoint SET {column} = NULL");
         assert_refused(&database, &update, "22023");
     }
@@ -190,24 +198,107 @@ fn missing_input_is_refused_without_showing_the_rest() {
 #[test]
 fn what_is_not_served_yet_is_refused_without_showing_the_rest() {
     let database = database();
-    database.execute(&add_with("name", "'kept'"));
+    database.execute(&add_with("endpoint", "'kept'"));
     for setting in [
         "filter = '$.a'",
         "rate_limit = 1",
         "disabled_at = now()",
         "disabled_reason = 'moved'",
     ] {
-        let refusal = database.refusal(&format!("UPDATE webhook.endpoint SET {setting}"));
-        assert!(
-            !format!("{refusal:?}").contains(CREDENTIAL),
-            "{setting}: {refusal:?}"
-        );
+        let update = format!("UPDATE webhook.endpoint SET {setting}");
+        assert_refused(&database, &update, "22023");
     }
+    for sql in [
+        add_with("rate_limit", "1.5"),
+        "SELECT webhook_set_endpoint('kept', rate_limit => 1)".into(),
+    ] {
+        assert_refused(&database, &sql, "22023");
+        let refusal = database.refusal(&sql);
+        assert_eq!(refusal.detail(), Some("rate limits are not supported yet"));
+    }
+}
+
+#[test]
+fn an_address_is_a_name_or_a_tenant_and_a_name_without_a_slash_in_either() {
+    let database = database();
+    database.execute(&add_with("endpoint", "'kept'"));
+    let long = "a".repeat(201);
+    for (address, tenant, name) in [
+        ("", "NULL", ""),
+        ("*", "NULL", "*"),
+        ("a\nb", "NULL", "a\nb"),
+        (&long, "NULL", &long),
+        ("acme/eu/billing", "'acme'", "eu/billing"),
+        ("/", "''", ""),
+        ("/billing", "''", "billing"),
+        ("acme/", "'acme'", ""),
+        ("acme/*", "'acme'", "*"),
+        ("*/billing", "'*'", "billing"),
+        ("a b/billing", "'a b'", "billing"),
+        ("a\nb/billing", "E'a\nb'", "billing"),
+        (&format!("{long}/billing"), &format!("'{long}'"), "billing"),
+    ] {
+        assert_refused(
+            &database,
+            &add_with("endpoint", &format!("'{address}'")),
+            "22023",
+        );
+        let update = format!("UPDATE webhook.endpoint SET tenant = {tenant}, name = '{name}'");
+        assert_refused(&database, &update, "22023");
+    }
+    let slash_in_a_tenant = "UPDATE webhook.endpoint SET tenant = 'acme/eu'";
+    assert_refused(&database, slash_in_a_tenant, "22023");
+}
+
+#[test]
+fn two_tenants_and_nobody_have_an_endpoint_of_the_same_name() {
+    let (database, receiver) = (database(), Receiver::start());
+    for address in ["billing", "acme/billing", "zeta/billing"] {
+        database.add_endpoint(address, &receiver.url(&format!("/{address}")));
+    }
+    let duplicate = "INSERT INTO webhook.endpoint (tenant, name, url) VALUES ({}, 'billing', 'https://example.com/')";
+    for tenant in ["NULL", "'acme'"] {
+        let refusal = database.refusal(&duplicate.replace("{}", tenant));
+        assert_eq!(refusal.code().code(), "23505");
+    }
+    let secrets: i64 = database.query_one_value(
+        "SELECT count(DISTINCT webhook_secret(a)) FROM unnest('{billing, acme/billing, zeta/billing}'::text[]) a",
+    );
+    assert_eq!(secrets, 3);
+
+    let event: Uuid =
+        database.query_one_value("SELECT webhook_emit('order.created', tenant => 'acme')");
+    database.wait_for_status(event, "SENT");
+    let reached = |path: &str| receiver.requests_to(path).len();
+    assert_eq!(
+        ["/billing", "/acme/billing", "/zeta/billing"].map(reached),
+        [1, 1, 0]
+    );
+
+    database.execute("SELECT webhook_remove_endpoint('acme/billing')");
+    let (left, gone): (String, String) = {
+        let query = "SELECT string_agg(endpoint, ' ' ORDER BY endpoint),
+                            (SELECT string_agg(concat_ws(' ', tenant, name), ',') FROM webhook.removed_endpoint)
+                     FROM webhook.endpoint_status";
+        let row = database.connect().query_one(query, &[]).unwrap();
+        (row.get(0), row.get(1))
+    };
+    assert_eq!((&*left, &*gone), ("billing zeta/billing", "acme billing"));
+    let refusal = database.refusal("SELECT webhook_secret('acme/billing')");
+    assert_eq!(
+        refusal.message(),
+        r#"endpoint "acme/billing" does not exist"#
+    );
+    assert!(
+        refusal.hint().unwrap().contains(r#""zeta/billing""#),
+        "{refusal:?}"
+    );
 }
 
 #[test]
 fn bad_secrets_are_refused_and_not_shown() {
     let database = database();
+    database.add_endpoint("kept", "http://127.0.0.1/");
     for secret in [
         "",
         "whsec_",
@@ -220,11 +311,12 @@ fn bad_secrets_are_refused_and_not_shown() {
         &format!("WHSEC_{CREDENTIAL}="),
         &format!("whsec_{CREDENTIAL}a{CREDENTIAL}a{CREDENTIAL}="),
     ] {
-        assert_refused(
-            &database,
-            &add_with("secret", &format!("'{secret}'")),
-            "22023",
-        );
+        for sql in [
+            add_with("secret", &format!("'{secret}'")),
+            format!("SELECT webhook_set_endpoint('kept', secret => '{secret}')"),
+        ] {
+            assert_refused(&database, &sql, "22023");
+        }
     }
 }
 
@@ -248,9 +340,9 @@ fn good_input_is_accepted() {
     {
         let options = "ARRAY['order.created', 'order.*', '*', 'a-b.c_d.E2.*'],
                        headers => '{\"Authorization\": \"Bearer a b\", \"X-Empty\": \"\"}', max_in_flight => 1,
-                       tenant => 'acme/eu', metadata => '{\"owner\": \"Zoë\"}'";
+                       metadata => '{\"owner\": \"Zoë\"}'";
         let name = format!("endpoint {number}");
-        database.add_endpoint_with(&name, url, options);
+        database.add_endpoint_with(&format!("acme-eu/{name}"), url, options);
         let stored: String = database.query_one_value(&format!(
             "SELECT url FROM webhook.endpoint WHERE name = '{name}'"
         ));
@@ -309,20 +401,232 @@ fn a_secret_is_made_of_32_random_bytes() {
 fn a_given_secret_is_used() {
     let database = database();
     let given = format!("whsec_{CREDENTIAL}=");
-    let returned = database.add_endpoint_with(
-        "given",
-        "http://127.0.0.1/",
-        &format!("secret => '{given}'"),
-    );
+    let returned: Option<String> = database.query_one_value(&format!(
+        "SELECT secret FROM webhook_set_endpoint('given', 'http://127.0.0.1/', secret => '{given}')"
+    ));
     let stored: String = database.query_one_value("SELECT webhook_secret('given')");
-    assert_eq!((&returned, &stored), (&given, &given));
+    assert_eq!(
+        (returned, &stored),
+        (None, &given),
+        "only one that was made is returned"
+    );
+}
+
+/// Of `webhook_set_endpoint`: the secret, and what changed.
+fn set(database: &Database, arguments: &str) -> (Option<String>, Vec<String>) {
+    let sql = format!("SELECT * FROM webhook_set_endpoint({arguments})");
+    let row = database.connect().query_one(&sql, &[]);
+    let row = row.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    let known: i32 =
+        database.query_one_value("SELECT id FROM webhook.endpoint WHERE name = 'billing'");
+    assert_eq!(row.get::<_, i32>("id"), known);
+    (row.get("secret"), row.get("changed"))
+}
+
+const EVERY_PARAMETER: &str = r#"'acme/billing', 'http://127.0.0.1:9/a', event_types => '{order.*,!order.draft}', policy => 'patient',
+    headers => '{"X-Key": "k", "X-Other": "o"}', format => 'template', template => '{"text": "{{type}}"}',
+    filter => '$.data.total > 100 && $.data.name == "a"', max_in_flight => 3, metadata => '{"owner": "me"}'"#;
+
+#[test]
+fn setting_an_endpoint_again_changes_nothing() {
+    let database = database();
+    let (secret, changed) = set(&database, EVERY_PARAMETER);
+    assert!(secret.is_some());
+    assert_eq!(changed, ["created"]);
+    let of_rows = "SELECT string_agg(concat(e.xmin, e.xmax, e::text), '') FROM webhook.endpoint e";
+    let rows = || {
+        (
+            database.query_one_value::<String>(of_rows),
+            written(&database),
+        )
+    };
+    let before = rows();
+    for arguments in [
+        EVERY_PARAMETER,
+        "'acme/billing'",
+        "'acme/billing', policy => 'patient', max_in_flight => 3",
+        // Equal, if not written alike.
+        r#"'acme/billing', filter => '($.data.total>100 && $.data.name=="a")', headers => '{"X-Other":"o","X-Key":"k"}'"#,
+        &format!("'acme/billing', secret => '{}'", secret.unwrap()),
+    ] {
+        assert_eq!(set(&database, arguments), (None, vec![]), "{arguments}");
+        assert_eq!(rows(), before, "{arguments}");
+    }
 }
 
 #[test]
-fn duplicate_name_is_refused() {
+fn setting_an_endpoint_changes_what_is_given_and_keeps_the_rest() {
     let database = database();
-    database.add_endpoint("billing", "http://127.0.0.1/");
-    assert_refused(&database, &add_with("name", "'billing'"), "42710");
+    set(&database, EVERY_PARAMETER);
+    database.execute("SELECT webhook_pause('acme/billing')");
+    let columns = "url, event_types, policy, headers, format, template, filter, max_in_flight, rate_limit, metadata, \
+                   tenant, name, origin, paused_at, disabled_at, created_at, id";
+    for (arguments, expected) in [
+        ("url => 'http://127.0.0.1:9/b'", vec!["url"]),
+        ("event_types => '{*}'", vec!["event_types"]),
+        ("policy => 'standard'", vec!["policy"]),
+        ("headers => '{}'", vec!["headers"]),
+        ("template => '{}'", vec!["template"]),
+        ("filter => '$.data.total > 1'", vec!["filter"]),
+        ("max_in_flight => 4", vec!["max_in_flight"]),
+        ("metadata => '{}'", vec!["metadata"]),
+        // The template goes with its format.
+        ("format => 'raw'", vec!["format", "template"]),
+        (
+            "metadata => '{\"a\": 1}', url => 'http://127.0.0.1:9/c', format => 'raw'",
+            vec!["url", "metadata"],
+        ),
+    ] {
+        let sql = format!(
+            "BEGIN; CREATE TEMPORARY TABLE before ON COMMIT DROP AS SELECT * FROM webhook.endpoint;
+             CREATE TEMPORARY TABLE answer ON COMMIT DROP AS SELECT * FROM webhook_set_endpoint('acme/billing', {arguments})"
+        );
+        let mut client = database.connect();
+        client
+            .batch_execute(&sql)
+            .unwrap_or_else(|error| panic!("{arguments}: {error:?}"));
+        let differ = format!(
+            "SELECT array(SELECT a.key FROM (SELECT {columns} FROM before) b, (SELECT {columns} FROM webhook.endpoint) e,
+                          LATERAL jsonb_each(to_jsonb(e)) a, LATERAL jsonb_each(to_jsonb(b)) o
+                          WHERE a.key = o.key AND a.value <> o.value ORDER BY 1),
+                    array(SELECT unnest(changed) FROM answer ORDER BY 1), (SELECT changed FROM answer)"
+        );
+        let row = client.query_one(&differ, &[]).unwrap();
+        let (differ, sorted, told): (Vec<String>, Vec<String>, Vec<String>) =
+            (row.get(0), row.get(1), row.get(2));
+        assert_eq!(differ, sorted, "{arguments}");
+        assert_eq!(told, expected, "{arguments}");
+        client.batch_execute("COMMIT").unwrap();
+    }
+    // Nothing given can be null; that is a plain UPDATE.
+    database.execute("UPDATE webhook.endpoint SET filter = NULL, max_in_flight = NULL");
+}
+
+#[test]
+fn a_new_endpoint_has_the_defaults_of_the_table() {
+    let database = database();
+    database.execute(
+        "SELECT webhook_set_endpoint('set', 'http://127.0.0.1:9/');
+         INSERT INTO webhook.endpoint (name, url) VALUES ('inserted', 'http://127.0.0.1:9/')",
+    );
+    let rows: i64 = database.query_one_value(
+        "SELECT count(DISTINCT to_jsonb(e) - '{id,name,created_at}'::text[]) FROM webhook.endpoint e",
+    );
+    assert_eq!(rows, 1);
+}
+
+#[test]
+fn a_new_endpoint_needs_a_url_and_a_misspelt_one_is_told_from_it() {
+    let database = database();
+    database.add_endpoint("acme/billing", "http://127.0.0.1/");
+    let sql = "SELECT webhook_set_endpoint('acme/biling', policy => 'patient')";
+    assert_refused(&database, sql, "22023");
+    let refusal = database.refusal(sql);
+    assert_eq!(
+        refusal.message(),
+        r#"endpoint "acme/biling" does not exist, and a new one needs a url"#
+    );
+    let hint = refusal.hint().unwrap();
+    assert!(
+        hint.starts_with(r#"Did you mean "acme/billing"? Give the url"#),
+        "{hint}"
+    );
+}
+
+#[test]
+fn a_secret_that_the_endpoint_does_not_have_yet_becomes_the_newest() {
+    let database = database();
+    let old = database.add_endpoint("billing", "http://127.0.0.1/");
+    let given = format!("whsec_{CREDENTIAL}=");
+    let arguments = format!("'billing', secret => '{given}'");
+    assert_eq!(
+        set(&database, &arguments),
+        (None, vec!["secret".to_owned()])
+    );
+    assert_eq!(secret_of(&database, "billing"), Some(given.clone()));
+    let overlap: bool = database.query_one_value(&format!(
+        "SELECT expires_at BETWEEN now() + interval '23 h' AND now() + interval '24 h' FROM webhook.secret WHERE secret = '{old}'"
+    ));
+    assert!(overlap, "the old one serves as long as after a rotation");
+    assert_eq!(set(&database, &arguments), (None, vec![]));
+
+    // One that serves still is had; one that does not any more is not.
+    let newest = database.query_one_value::<String>("SELECT webhook_rotate_secret('billing')");
+    assert_eq!(set(&database, &arguments), (None, vec![]));
+    assert_eq!(secret_of(&database, "billing"), Some(newest));
+    database.execute(&format!(
+        "UPDATE webhook.secret SET expires_at = now() - interval '1 s' WHERE secret = '{given}'"
+    ));
+    assert_eq!(
+        set(&database, &arguments),
+        (None, vec!["secret".to_owned()])
+    );
+    assert_eq!(secret_of(&database, "billing"), Some(given));
+}
+
+#[test]
+fn of_two_who_set_the_same_new_endpoint_one_creates_it_and_the_other_changes_it() {
+    let database = database();
+    for (url, changed) in [("/a", vec![]), ("/b", vec!["url".to_owned()])] {
+        let mut first = database.connect();
+        let mut transaction = first.transaction().unwrap();
+        transaction
+            .batch_execute(
+                "SELECT webhook_set_endpoint('acme/billing', 'http://127.0.0.1:9/a', policy => 'patient')",
+            )
+            .unwrap();
+        let mut second = database.connect();
+        let call = format!(
+            "SELECT secret, changed FROM webhook_set_endpoint('acme/billing', 'http://127.0.0.1:9{url}')"
+        );
+        second
+            .batch_execute("SET application_name = 'second'")
+            .unwrap();
+        let second = thread::spawn(move || {
+            let row = second.query_one(&call, &[]).unwrap();
+            (row.get(0), row.get(1))
+        });
+        database.wait_until(
+            "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'second' AND wait_event_type = 'Lock'",
+        );
+        transaction.commit().unwrap();
+        let told: (Option<String>, Vec<String>) = second.join().unwrap();
+        assert_eq!(told, (None, changed), "{url}");
+        let kept: bool = database.query_one_value(&format!(
+            "SELECT url = 'http://127.0.0.1:9{url}' AND policy = 'patient' AND (SELECT count(*) = 1 FROM webhook.secret)
+             FROM webhook.endpoint"
+        ));
+        assert!(kept, "{url}");
+        database.execute("SELECT webhook_remove_endpoint('acme/billing')");
+    }
+}
+
+#[test]
+fn of_two_who_set_the_same_endpoint_neither_undoes_what_the_other_set() {
+    let database = database();
+    database.add_endpoint("billing", "http://127.0.0.1:9/");
+    let mut first = database.connect();
+    let mut transaction = first.transaction().unwrap();
+    transaction
+        .batch_execute("SELECT webhook_set_endpoint('billing', max_in_flight => 7)")
+        .unwrap();
+    let mut second = database.connect();
+    second
+        .batch_execute("SET application_name = 'second'")
+        .unwrap();
+    let second = thread::spawn(move || {
+        let call = "SELECT changed FROM webhook_set_endpoint('billing', policy => 'patient', max_in_flight => 7)";
+        let row = second.query_one(call, &[]).unwrap();
+        row.get::<_, Vec<String>>(0)
+    });
+    database.wait_until(
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'second' AND wait_event_type = 'Lock'",
+    );
+    transaction.commit().unwrap();
+    assert_eq!(second.join().unwrap(), ["policy"]);
+    let both: bool = database
+        .query_one_value("SELECT policy = 'patient' AND max_in_flight = 7 FROM webhook.endpoint");
+    assert!(both);
 }
 
 #[test]
@@ -335,6 +639,14 @@ fn an_unknown_endpoint_is_refused() {
     );
     assert_refused(&database, "SELECT webhook_secret('nobody')", "42704");
     assert_refused(&database, "SELECT webhook_secret(NULL)", "42704");
+    assert_refused(&database, "SELECT webhook_secret('*')", "42704");
+    database.add_endpoint("acme/billing", "http://127.0.0.1/");
+    let refusal = database.refusal("SELECT webhook_remove_endpoint('acme/*')");
+    let hint = refusal.hint().unwrap();
+    assert!(
+        hint.starts_with("This function takes one endpoint"),
+        "{hint}"
+    );
 }
 
 #[test]
@@ -350,10 +662,11 @@ fn an_unknown_name_is_refused_with_the_names_that_are_close() {
         "Zoë",
         "a",
         "warehouse of the north",
+        "acme/invoices",
     ] {
-        database.execute(&add_with("name", &format!("'{name}'")));
+        database.execute(&add_with("endpoint", &format!("'{name}'")));
     }
-    let listing = "SELECT name FROM webhook.endpoint lists them; webhook_add_endpoint() makes one.";
+    let listing = "SELECT endpoint FROM webhook.endpoint_status lists them; webhook_set_endpoint() makes one.";
     for (name, hint) in [
         ("shiping", r#"Did you mean "shipping"?"#),
         ("shipipng", r#"Did you mean "shipping"?"#),
@@ -362,6 +675,8 @@ fn an_unknown_name_is_refused_with_the_names_that_are_close() {
         ("ZOË", r#"Did you mean "Zoë"?"#),
         ("warehouse", r#"Did you mean "warehouse of the north"?"#),
         ("billing of the south", r#"Did you mean "Billing"?"#),
+        ("invoices", r#"Did you mean "acme/invoices"?"#),
+        ("acne/invoices", r#"Did you mean "acme/invoices"?"#),
         // Nearest first, then by name, and no more than three.
         (
             "audit-us-3",
@@ -389,7 +704,7 @@ fn an_unknown_name_is_refused_with_the_names_that_are_close() {
 #[test]
 fn the_names_that_are_close_show_nothing_else_of_their_endpoints() {
     let database = database();
-    database.execute(&add_with("name", "'shipping'"));
+    database.execute(&add_with("endpoint", "'shipping'"));
     assert_refused(&database, "SELECT webhook_secret('shiping')", "42704");
 }
 
@@ -595,7 +910,7 @@ fn a_delivery_of_a_removed_endpoint_cannot_be_sent_again() {
 #[test]
 fn headers_are_bounded_and_not_shown() {
     let database = database();
-    database.execute(&add_with("name", "'kept'"));
+    database.execute(&add_with("endpoint", "'kept'"));
     let headers = |sql: &str| ("headers", format!("({sql})"));
     let value = |size: usize| {
         format!(

@@ -92,7 +92,7 @@ fn exclusions_that_make_no_sense_are_refused() {
         "{a,!b*}",
     ] {
         for statement in [
-            format!("SELECT webhook_add_endpoint('b', 'http://127.0.0.1/', '{patterns}')"),
+            format!("SELECT webhook_set_endpoint('b', 'http://127.0.0.1/', '{patterns}')"),
             format!("UPDATE webhook.endpoint SET event_types = '{patterns}'"),
         ] {
             let refusal = database.refusal(&statement);
@@ -178,7 +178,7 @@ fn any_patterns_choose_what_the_model_chooses() {
 fn a_filter_lets_pass_what_it_is_true_of() {
     let (database, receiver) = (database(), Receiver::start());
     let add = format!(
-        "SELECT secret FROM webhook_add_endpoint('large', '{}', filter => '$.data.total > 100')",
+        "SELECT secret FROM webhook_set_endpoint('large', '{}', filter => '$.data.total > 100')",
         receiver.url("/")
     );
     database.query_one_value::<String>(&add);
@@ -350,7 +350,7 @@ fn filters_that_are_no_conditions_or_have_variables_are_refused() {
     ];
     for filter in refused {
         for statement in [
-            format!("SELECT webhook_add_endpoint('b', 'http://127.0.0.1/', filter => '{filter}')"),
+            format!("SELECT webhook_set_endpoint('b', 'http://127.0.0.1/', filter => '{filter}')"),
             format!("UPDATE webhook.endpoint SET filter = '{filter}'"),
         ] {
             let refusal = database.refusal(&statement);
@@ -400,7 +400,7 @@ fn filters_that_could_take_too_long_are_refused() {
     ];
     for (filter, problem) in refused {
         for statement in [
-            format!("SELECT webhook_add_endpoint('b', 'http://127.0.0.1/', filter => '{filter}')"),
+            format!("SELECT webhook_set_endpoint('b', 'http://127.0.0.1/', filter => '{filter}')"),
             format!("UPDATE webhook.endpoint SET filter = '{filter}'"),
         ] {
             let refusal = database.refusal(&statement);

@@ -26,7 +26,7 @@ fn add(
     template: Option<Value>,
 ) -> String {
     let sql = format!(
-        "SELECT secret FROM webhook_add_endpoint($1, $2, template => $3, policy => 'fast', {options})"
+        "SELECT secret FROM webhook_set_endpoint($1, $2, template => $3, policy => 'fast', {options})"
     );
     let row = database
         .connect()
@@ -353,7 +353,7 @@ fn assert_refused(database: &Database, format: &str, template: &str, detail: &st
     let before: String = database.query_one_value(rows);
     for sql in [
         format!(
-            "SELECT webhook_add_endpoint('new', 'https://example.com/', format => {format}, template => {template})"
+            "SELECT webhook_set_endpoint('new', 'https://example.com/', format => {format}, template => {template})"
         ),
         format!("UPDATE webhook.endpoint SET format = {format}, template = {template}"),
         format!(
@@ -508,7 +508,7 @@ fn what_got_past_the_checks_fails_at_once_and_is_not_shown() {
     database.execute(
         r#"UPDATE webhook.endpoint SET format = 'template', template = '["{{data.id}}"]'"#,
     );
-    database.execute("SELECT webhook_resume('chat', true)");
+    database.execute("SELECT webhook_resume('chat'), webhook_replay_failed('chat')");
     for request in receiver.wait_for_requests(3) {
         assert_eq!(body(&request), "[1]");
     }

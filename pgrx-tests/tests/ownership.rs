@@ -340,7 +340,7 @@ fn the_owner_of_the_functions_schema_gets_none_of_our_calls() {
     database.execute(
         "INSERT INTO old_public.watched VALUES (1);
          SELECT old_public.webhook_emit('order.created'); SELECT * FROM old_public.webhook_emit_many('order.created', '{1,2}');
-         SELECT old_public.webhook_resume('orders', true), old_public.webhook_pause('orders'), old_public.webhook_resume('orders');
+         SELECT old_public.webhook_resume('orders'), old_public.webhook_pause('orders'), old_public.webhook_resume('orders');
          SELECT * FROM old_public.webhook_status();
          SELECT old_public.webhook_watch('old_public.watched', 'w');
          INSERT INTO old_public.watched VALUES (2)",

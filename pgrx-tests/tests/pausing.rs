@@ -26,8 +26,8 @@ fn a_paused_endpoint_gets_nothing_until_it_is_resumed() {
     assert_eq!(receiver.request_count(), 0);
     assert_that(&database, "orders", "(state, parked) = ('PAUSED', 3)");
 
-    let replayed: i64 = database.query_one_value("SELECT webhook_resume('orders')");
-    assert_eq!(replayed, 0);
+    let freed: i64 = database.query_one_value("SELECT webhook_resume('orders')");
+    assert_eq!(freed, 3);
     for event in events {
         database.wait_for_status(event, "SENT");
     }
@@ -63,6 +63,101 @@ fn pausing_again_changes_nothing() {
     database.execute("SELECT webhook_pause('orders')");
     let still: String = database.query_one_value("SELECT since::text FROM webhook.endpoint_status");
     assert_eq!(since, still);
+}
+
+#[test]
+fn pausing_and_resuming_tell_what_they_have_changed() {
+    let database = database();
+    let receiver = orders(&database, "");
+    let call = |function: &str| -> i64 {
+        database.query_one_value(&format!("SELECT webhook_{function}('orders')"))
+    };
+    assert_eq!(call("resume"), 0);
+    assert_eq!(call("pause"), 1);
+    assert_eq!(call("pause"), 0);
+    database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 2)");
+    // None of these goes out with them.
+    for later in [
+        "deliver_at => now() + interval '1 h'",
+        "deliver_at => 'infinity'",
+        "expires_at => now() + interval '10 ms'",
+    ] {
+        database.execute(&format!("SELECT webhook_emit('order.created', {later})"));
+    }
+    database.wait_until("SELECT count(*) = 1 FROM webhook.dead_letter");
+    assert_eq!(call("resume"), 2);
+    database.wait_until("SELECT count(*) = 2 FROM webhook.delivery WHERE status = 'SENT'");
+    assert_eq!(call("resume"), 0);
+
+    // Retries that a closed breaker kept waiting, and all that an open one did.
+    fail(&database, &receiver, 2);
+    assert_eq!(call("resume"), 2);
+    database.wait_until("SELECT count(*) = 4 FROM webhook.delivery WHERE status = 'SENT'");
+    fail(&database, &receiver, 3);
+    database.emit("order.created", json!({}));
+    assert_eq!(call("resume"), 4);
+    database.wait_until("SELECT count(*) = 8 FROM webhook.delivery WHERE status = 'SENT'");
+
+    // A held endpoint stays held.
+    database.execute("UPDATE webhook.endpoint SET origin = 'elsewhere'");
+    database.emit("order.created", json!({}));
+    assert_eq!((call("pause"), call("resume")), (1, 0));
+}
+
+#[test]
+fn a_tenants_endpoints_are_paused_and_resumed_together_and_so_are_all() {
+    let (database, receiver) = (database(), Receiver::start());
+    for address in [
+        "acme/orders",
+        "acme/billing",
+        "acme2/orders",
+        "orders",
+        "zeta/orders",
+    ] {
+        database.add_endpoint(address, &receiver.url(&format!("/{address}")));
+    }
+    let number = |sql: &str| -> i64 { database.query_one_value(&format!("SELECT {sql}")) };
+    let stopped = || -> String {
+        database.query_one_value(
+            "SELECT coalesce(string_agg(endpoint, ' ' ORDER BY endpoint), '') FROM webhook.endpoint_status
+             WHERE state = 'PAUSED'",
+        )
+    };
+    assert_eq!(number("webhook_pause('acme/billing')"), 1);
+    assert_eq!(stopped(), "acme/billing");
+    assert_eq!(number("webhook_pause('acme/*')"), 1);
+    assert_eq!(stopped(), "acme/billing acme/orders");
+    let parked: Uuid =
+        database.query_one_value("SELECT webhook_emit('order.created', tenant => 'acme')");
+    receiver.wait_for_requests_to("/orders", 1);
+    wait_for_a_witness(&database);
+    assert_eq!(receiver.requests_to("/acme/orders").len(), 0);
+
+    assert_eq!(number("webhook_pause('*')"), 3);
+    assert_eq!(
+        stopped(),
+        "acme/billing acme/orders acme2/orders orders zeta/orders"
+    );
+    assert_eq!(number("webhook_resume('acme/*')"), 2);
+    database.wait_for_status(parked, "SENT");
+    assert_eq!(stopped(), "acme2/orders orders zeta/orders");
+    assert_eq!(number("webhook_resume('*')"), 0);
+    assert_eq!(stopped(), "");
+
+    for function in ["webhook_pause", "webhook_resume"] {
+        let unknown = database.refusal(&format!("SELECT {function}('acne/*')"));
+        assert_eq!(*unknown.code(), SqlState::UNDEFINED_OBJECT);
+        assert_eq!(unknown.message(), r#"tenant "acne" has no endpoint"#);
+        assert_eq!(
+            unknown.hint(),
+            Some(r#"Did you mean "acme" or "acme2"?"#),
+            "{unknown:?}"
+        );
+        let null = database.refusal(&format!("SELECT {function}(NULL)"));
+        assert_eq!(*null.code(), SqlState::NULL_VALUE_NOT_ALLOWED);
+        assert!(null.hint().is_some());
+    }
+    assert_eq!(stopped(), "");
 }
 
 #[test]
@@ -409,7 +504,7 @@ fn an_unknown_name_is_refused_with_the_close_ones() {
             Some(r#"Did you mean "Invoices"?"#)
         );
         let far = refusal("xyz");
-        let listed = "SELECT name FROM webhook.endpoint lists them";
+        let listed = "SELECT endpoint FROM webhook.endpoint_status lists them";
         assert!(far.hint().unwrap().contains(listed), "{far:?}");
     }
     assert_eq!(contents(&database), before);
@@ -450,7 +545,7 @@ fn a_person_who_holds_an_endpoint_or_its_breaker_keeps_no_other_back() {
         }
         let in_flight: i64 = transaction
             .query_one(
-                "SELECT in_flight FROM webhook.endpoint_status WHERE name = 'orders'",
+                "SELECT in_flight FROM webhook.endpoint_status WHERE endpoint = 'orders'",
                 &[],
             )
             .unwrap()

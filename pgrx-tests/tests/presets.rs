@@ -341,7 +341,7 @@ fn each_preset_ends_in_failed_with_the_attempt_that_its_document_says() {
             let endpoint: i32 = value(
                 transaction,
                 &format!(
-                    "SELECT id FROM webhook_add_endpoint('{0}', 'http://127.0.0.1:9/', '{{{0}}}', policy => '{0}')",
+                    "SELECT id FROM webhook_set_endpoint('{0}', 'http://127.0.0.1:9/', '{{{0}}}', policy => '{0}')",
                     preset.name
                 ),
             );
@@ -617,7 +617,7 @@ fn a_policy_in_use_stays() {
     in_transaction(|transaction| {
         execute(
             transaction,
-            "SELECT webhook_add_endpoint('user', 'http://127.0.0.1:9/', policy => 'fast')",
+            "SELECT webhook_set_endpoint('user', 'http://127.0.0.1:9/', policy => 'fast')",
         );
         for statement in [
             "DELETE FROM webhook.policy WHERE name = 'fast'",

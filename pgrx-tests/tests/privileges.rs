@@ -97,7 +97,8 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (OPERATE, format!("UPDATE webhook.delivery SET status = 'PENDING' {of_event}")),
         (OPERATE, format!("UPDATE webhook.delivery SET status = 'PENDING', attempts = 1, next_attempt_at = 'infinity', last_error = NULL {of_event}")),
         (OPERATE, "SELECT webhook_pause('orders')".into()),
-        (OPERATE, "SELECT webhook_resume('orders', replay_failed => true)".into()),
+        (OPERATE, "SELECT webhook_pause('*'), webhook_resume('*')".into()),
+        (OPERATE, "SELECT webhook_resume('orders')".into()),
         (OPERATE, "SELECT webhook_reset_breaker('orders')".into()),
         (OPERATE, format!("SELECT webhook_replay('{event}')")),
         (OPERATE, format!("SELECT webhook_resend('{event}')")),
@@ -115,7 +116,8 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (ADMIN, "SELECT webhook_secret('orders')".into()),
         (ADMIN, "SELECT webhook_rotate_secret('orders')".into()),
         (ADMIN, format!("SELECT * FROM webhook_preview('{event}', 'orders')")),
-        (ADMIN, "SELECT webhook_add_endpoint('more', 'http://127.0.0.1:9/')".into()),
+        (ADMIN, "SELECT webhook_set_endpoint('more', 'http://127.0.0.1:9/')".into()),
+        (ADMIN, "SELECT webhook_set_endpoint('orders', policy => 'patient')".into()),
         (ADMIN, "SELECT webhook_remove_endpoint('orders')".into()),
         (ADMIN, "UPDATE webhook.endpoint SET url = 'http://127.0.0.1:9/'".into()),
         (ADMIN, "SELECT webhook_copy_policy('standard', 'mine')".into()),
@@ -193,7 +195,6 @@ fn every_function_that_people_call_has_its_levels() {
         })
         .collect();
     let expected = [
-        ("webhook_add_endpoint", ADMIN),
         ("webhook_adopt", ADMIN),
         ("webhook_cancel", OPERATE),
         ("webhook_copy_policy", ADMIN),
@@ -215,6 +216,7 @@ fn every_function_that_people_call_has_its_levels() {
         ("webhook_revoke", NOBODY),
         ("webhook_rotate_secret", ADMIN),
         ("webhook_secret", ADMIN),
+        ("webhook_set_endpoint", ADMIN),
         ("webhook_status", READ),
         ("webhook_test", OPERATE),
         ("webhook_trigger", EMIT),
@@ -408,7 +410,7 @@ fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
         "SELECT * FROM webhook.failed".into(),
         "SELECT * FROM webhook.metrics".into(),
         "SELECT public.webhook_pause('orders')".into(),
-        "SELECT public.webhook_resume('orders', true)".into(),
+        "SELECT public.webhook_resume('orders')".into(),
         "SELECT public.webhook_reset_breaker('orders')".into(),
         format!("SELECT public.webhook_replay('{event}')"),
         format!("SELECT public.webhook_cancel('{event}')"),
@@ -504,10 +506,10 @@ fn plans_show_no_credentials_to_those_who_may_not_see_them() {
         ("read", format!("SELECT webhook_why('{event}')")),
         (
             "read",
-            "SELECT * FROM webhook.endpoint_status WHERE name = 'orders'".into(),
+            "SELECT * FROM webhook.endpoint_status WHERE endpoint = 'orders'".into(),
         ),
         ("operate", "SELECT webhook_pause('orders')".into()),
-        ("operate", "SELECT webhook_resume('orders', true)".into()),
+        ("operate", "SELECT webhook_resume('orders')".into()),
         ("operate", "SELECT webhook_reset_breaker('orders')".into()),
         ("operate", "SELECT webhook.queue_test('orders')".into()),
         (

@@ -160,7 +160,7 @@ fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
     }
     database.execute(
         "SELECT webhook_remove_endpoint('b');
-         SELECT webhook_add_endpoint('b', 'http://127.0.0.1:1/'); SELECT webhook_pause('b')",
+         SELECT webhook_set_endpoint('b', 'http://127.0.0.1:1/'); SELECT webhook_pause('b')",
     );
     let new = bury(&database, "b", "order.created", "now()");
     let passed_over =

@@ -42,7 +42,7 @@ fn restored_copy_is_held_until_adopted(restore: impl Fn(&Cluster, &Database, &Da
     // The endpoint is not paused any more, only held; one of the copy's own is served.
     copy.execute("UPDATE webhook.endpoint SET paused_at = NULL");
     let new_id: i32 = copy.query_one_value(&format!(
-        "SELECT id FROM webhook_add_endpoint('marker', '{}', event_types => '{{marker}}')",
+        "SELECT id FROM webhook_set_endpoint('marker', '{}', event_types => '{{marker}}')",
         receiver.url("/marker")
     ));
     assert_eq!(new_id, 5);
@@ -180,9 +180,9 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
         "policy => 'fast', event_types => '{broken}'",
     );
     let secret = database.add_endpoint_with(
-        "parked",
+        "acme/parked",
         &receiver.url("/parked"),
-        "policy => 'fast', event_types => '{parked, !parked.long}', tenant => 'acme', filter => '$.data.answer == 42'",
+        "policy => 'fast', event_types => '{parked, !parked.long}', filter => '$.data.answer == 42'",
     );
     database.execute(
         "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'parked';

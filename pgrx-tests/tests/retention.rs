@@ -618,7 +618,7 @@ fn send_again_until(
 fn counters_are_kept_for_two_days_and_the_newest_as_long_as_their_endpoint() {
     let database = database(Cluster::shared(), &Receiver::start());
     database.execute(
-        "SELECT webhook_add_endpoint(name, 'http://127.0.0.1:9/', '{other.*}') FROM unnest('{busy, quiet, removed}'::text[]) name;
+        "SELECT webhook_set_endpoint(name, 'http://127.0.0.1:9/', '{other.*}') FROM unnest('{busy, quiet, removed}'::text[]) name;
          CREATE TABLE counted (name text, ago int, status text, latency_class int, stays boolean, now timestamptz DEFAULT now());
          INSERT INTO counted VALUES
              ('busy', 0, 'SENT', 1, true), ('busy', 47, 'SENT', 1, true), ('busy', 50, 'SENT', 1, false), ('busy', 50, 'SENT', 2, false),

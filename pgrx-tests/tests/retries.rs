@@ -354,7 +354,7 @@ fn changing_an_endpoints_policy_to_one_that_does_not_exist_is_refused() {
     database.add_endpoint("all", &receiver.url("/"));
     for statement in [
         "UPDATE webhook.endpoint SET policy = 'nothing'",
-        "SELECT webhook_add_endpoint('other', 'http://127.0.0.1:9/', policy => 'nothing')",
+        "SELECT webhook_set_endpoint('other', 'http://127.0.0.1:9/', policy => 'nothing')",
     ] {
         let refusal = database.refusal(statement);
         assert_eq!(refusal.code().code(), "42704", "{statement}");

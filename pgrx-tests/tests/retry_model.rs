@@ -305,7 +305,7 @@ impl Case<'_, '_> {
         }
         for policy in 0..ENDPOINTS {
             let add = format!(
-                "SELECT id FROM webhook_add_endpoint('endpoint_{policy}', 'http://127.0.0.1:9/', policy => 'policy_{policy}')"
+                "SELECT id FROM webhook_set_endpoint('endpoint_{policy}', 'http://127.0.0.1:9/', policy => 'policy_{policy}')"
             );
             let endpoint: i32 = self.transaction.query_one(&add, &[]).unwrap().get(0);
             self.endpoints.push((endpoint, policy));

@@ -393,7 +393,7 @@ fn a_removed_endpoint_is_still_known_by_its_name() {
         [
             format!("Endpoint \"shop\" was removed at {now}."),
             format!("  It was CANCELLED at {now}, after 0 of 6 attempts: the endpoint was removed."),
-            "There are no endpoints. SELECT * FROM webhook_add_endpoint('name', 'https://..') adds one, for the events that are emitted after it.".to_owned(),
+            "There are no endpoints. SELECT * FROM webhook_set_endpoint('name', 'https://..') adds one, for the events that are emitted after it.".to_owned(),
         ]
     );
 

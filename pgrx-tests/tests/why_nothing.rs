@@ -10,10 +10,10 @@ fn endpoints_without_a_delivery_say_why_those_that_come_nearest_first() {
     let mut story = Story::begin();
     story.run(
         "SELECT webhook_remove_endpoint('shop');
-         SELECT webhook_add_endpoint('alien', 'http://127.0.0.1:1/', '{order.*}', tenant => 'acme');
-         SELECT webhook_add_endpoint('both', 'http://127.0.0.1:1/', '{invoice.*}', tenant => 'acme');
-         SELECT webhook_add_endpoint('other', 'http://127.0.0.1:1/', '{invoice.paid, refund.*}');
-         SELECT webhook_add_endpoint('late', 'http://127.0.0.1:1/', '{order.created}');
+         SELECT webhook_set_endpoint('acme/alien', 'http://127.0.0.1:1/', '{order.*}');
+         SELECT webhook_set_endpoint('acme/both', 'http://127.0.0.1:1/', '{invoice.*}');
+         SELECT webhook_set_endpoint('other', 'http://127.0.0.1:1/', '{invoice.paid, refund.*}');
+         SELECT webhook_set_endpoint('late', 'http://127.0.0.1:1/', '{order.created}');
          UPDATE webhook.endpoint SET created_at = now() + interval '1 h' WHERE name = 'late'",
     );
     let event: Uuid = (story.client)
@@ -35,16 +35,16 @@ fn endpoints_without_a_delivery_say_why_those_that_come_nearest_first() {
         [
             "It matched no endpoint, so there is nothing to deliver.".to_owned(),
             format!("Endpoint \"late\" has no delivery of it: it was added at {late}, after the event."),
-            "Endpoint \"alien\" has no delivery of it: it serves only tenant \"acme\", and the event is of tenant \"rival\".".to_owned(),
+            "Endpoint \"acme/alien\" has no delivery of it: it serves only tenant \"acme\", and the event is of tenant \"rival\".".to_owned(),
             "Endpoint \"other\" has no delivery of it: its event types are invoice.paid, refund.*.".to_owned(),
-            "Endpoint \"both\" has no delivery of it: it serves only tenant \"acme\", and the event is of tenant \"rival\"; its event types are invoice.*.".to_owned(),
+            "Endpoint \"acme/both\" has no delivery of it: it serves only tenant \"acme\", and the event is of tenant \"rival\"; its event types are invoice.*.".to_owned(),
         ]
     );
 
     let without_tenant = story.emit();
     assert_told(
         &story.told(without_tenant),
-        "Endpoint \"alien\" has no delivery of it: it serves only tenant \"acme\", and the event has none.",
+        "Endpoint \"acme/alien\" has no delivery of it: it serves only tenant \"acme\", and the event has none.",
     );
 }
 
@@ -52,7 +52,7 @@ fn endpoints_without_a_delivery_say_why_those_that_come_nearest_first() {
 fn an_endpoint_that_matches_and_has_no_delivery_says_what_may_have_happened() {
     let mut story = Story::begin();
     story.run(
-        "SELECT webhook_add_endpoint('queue', 'http://127.0.0.1:1/', '{order.*}', policy => 'job')",
+        "SELECT webhook_set_endpoint('queue', 'http://127.0.0.1:1/', '{order.*}', policy => 'job')",
     );
     let event = story.emit();
     story.run("DELETE FROM webhook.delivery");
@@ -124,7 +124,7 @@ fn an_event_without_any_endpoint_says_how_to_add_one() {
     assert_eq!(
         told[1..],
         [
-            "There are no endpoints. SELECT * FROM webhook_add_endpoint('name', 'https://..') adds one, for the events that are emitted after it."
+            "There are no endpoints. SELECT * FROM webhook_set_endpoint('name', 'https://..') adds one, for the events that are emitted after it."
         ]
     );
 }

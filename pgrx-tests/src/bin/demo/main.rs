@@ -52,7 +52,7 @@ fn register_an_endpoint(client: &mut Client, receiver: &Receiver) {
     let endpoint = run(
         client,
         &format!(
-            "SELECT * FROM webhook_add_endpoint('shipping', '{url}', event_types => '{{order.*}}')"
+            "SELECT * FROM webhook_set_endpoint('shipping', '{url}', event_types => '{{order.*}}')"
         ),
     );
     let secret = endpoint[0].get("secret").unwrap_or_default();
@@ -130,7 +130,7 @@ VALUES ('demo', 3, 'fixed', '300 ms', 0, 0)",
     run(
         client,
         &format!(
-            "SELECT * FROM webhook_add_endpoint('billing', '{url}', event_types => '{{order.created}}', policy => 'demo')"
+            "SELECT * FROM webhook_set_endpoint('billing', '{url}', event_types => '{{order.created}}', policy => 'demo')"
         ),
     );
     run(
