@@ -60,9 +60,36 @@ BEGIN
     RETURN moved;
 END $$;
 
--- Back to the queue, from the start and due now: what failed, and if asked what was sent or cancelled. Not where the
--- endpoint was removed, or where there is no payload any more. What had expired does not again: somebody wants it sent. Who
--- asks for what was sent or cancelled too wants it whatever has come after it: it is not coalesced any more.
+-- A delivery as it is queued again, whoever asks: from the start and due now. What had expired does not again, and what was sent or
+-- cancelled is not coalesced any more: somebody wants it sent, whatever has come after it. `claim_seq` goes on, so that a late
+-- outcome stays late.
+CREATE FUNCTION webhook.requeued(d webhook.delivery) RETURNS webhook.delivery
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF d.status IN ('SENT', 'CANCELLED') THEN
+        d.coalesce_key := NULL;
+    END IF;
+    IF NOT webhook.has_time(d.expires_at) THEN
+        d.expires_at := NULL;
+    END IF;
+    d.status := 'PENDING';
+    d.attempts := 0;
+    d.next_attempt_at := now();
+    d.wait_reason := 'replayed';
+    d.waits_for := NULL;
+    d.claimed_at := NULL;
+    d.claimed_by := NULL;
+    d.last_attempt_at := NULL;
+    d.last_status_code := NULL;
+    d.reason := NULL;
+    d.last_error := NULL;
+    d.duration_ms := NULL;
+    d.completed_at := NULL;
+    RETURN d;
+END $$;
+
+-- Back to the queue: what failed, and if asked what was sent or cancelled. Not where the endpoint was removed, or where there is no
+-- payload any more.
 CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], finished_too boolean DEFAULT false) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -78,19 +105,16 @@ BEGIN
     ), failed AS (
         DELETE FROM webhook.dead_letter d USING wanted w
         WHERE d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
-        RETURNING d.*
+        RETURNING d::webhook.delivery AS delivery
     ), finished AS (
         DELETE FROM webhook.delivery_history d USING wanted w
         WHERE finished_too AND d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
-        RETURNING d.*
+        RETURNING d::webhook.delivery AS delivery
     )
     INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
-         claim_seq, created_at)
-    SELECT g.event_id, g.endpoint_id, g.event_type, g.max_attempts, now(), 'replayed',
-           CASE WHEN webhook.has_time(g.expires_at) THEN g.expires_at END, g.ordering_key,
-           CASE WHEN NOT finished_too THEN g.coalesce_key END, g.claim_seq, g.created_at
-    FROM (SELECT * FROM failed UNION ALL SELECT * FROM finished) g;
+    SELECT again.*
+    FROM (SELECT delivery FROM failed UNION ALL SELECT delivery FROM finished) gone
+    CROSS JOIN LATERAL webhook.requeued(gone.delivery) again;
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF moved > 0 THEN
         PERFORM webhook.wake();

@@ -6,6 +6,8 @@ CREATE FUNCTION webhook.manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     has_chosen boolean := false;
+    written webhook.delivery;
+    again webhook.delivery;
 BEGIN
     IF (NEW.event_id, NEW.endpoint_id, NEW.event_type, NEW.claim_seq, NEW.created_at)
        IS DISTINCT FROM (OLD.event_id, OLD.endpoint_id, OLD.event_type, OLD.claim_seq, OLD.created_at) THEN
@@ -41,25 +43,20 @@ BEGIN
                       HINT = 'Leave it out: .. AND endpoint_id IN (SELECT id FROM webhook.endpoint).';
         END IF;
         -- Sent again from the start, now, unless the writer says otherwise.
-        IF NEW.attempts = OLD.attempts THEN
-            NEW.attempts := 0;
+        written := NEW;
+        written.status := OLD.status;
+        again := webhook.requeued(written);
+        IF has_chosen THEN
+            again.next_attempt_at := NEW.next_attempt_at;
+            again.wait_reason := NEW.wait_reason;
         END IF;
-        IF NOT has_chosen THEN
-            NEW.next_attempt_at := now();
-            NEW.wait_reason := 'replayed';
+        IF NEW.attempts <> OLD.attempts THEN
+            again.attempts := NEW.attempts;
         END IF;
-        IF OLD.status IN ('SENT', 'CANCELLED') THEN
-            NEW.coalesce_key := NULL;
+        IF NEW.expires_at IS DISTINCT FROM OLD.expires_at THEN
+            again.expires_at := NEW.expires_at;
         END IF;
-        IF NEW.expires_at = OLD.expires_at AND NOT webhook.has_time(NEW.expires_at) THEN
-            NEW.expires_at := NULL;
-        END IF;
-        NEW.last_attempt_at := NULL;
-        NEW.reason := NULL;
-        NEW.last_error := NULL;
-        NEW.last_status_code := NULL;
-        NEW.duration_ms := NULL;
-        NEW.completed_at := NULL;
+        RETURN again;
     ELSIF NEW.status = 'CANCELLED' AND OLD.status <> 'SENT' THEN
         NEW.reason := 'cancelled';
         NEW.last_error := 'cancelled';
