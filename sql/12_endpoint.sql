@@ -362,6 +362,7 @@ CREATE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS voi
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     removed_id int := webhook.require_endpoint(endpoint);
+    page record;
 BEGIN
     IF (pending IN ('cancel', 'fail')) IS NOT TRUE THEN
         RAISE EXCEPTION 'pending cannot be "%"', pending USING ERRCODE = 'invalid_parameter_value',
@@ -370,8 +371,15 @@ BEGIN
     DELETE FROM webhook.endpoint e WHERE e.id = removed_id;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = removed_id;
     DELETE FROM webhook.breaker b WHERE b.endpoint_id = removed_id;
-    PERFORM webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id),
-                                  CASE pending WHEN 'fail' THEN 'FAILED' ELSE 'CANCELLED' END, 'endpoint_removed')
-    FROM webhook.queue_of(removed_id) q
-    HAVING count(*) > 0;
+    -- Page by page, so that no array grows with the queue.
+    LOOP
+        SELECT array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids INTO page
+        FROM (SELECT q.event_id, q.endpoint_id FROM webhook.queue_of(removed_id) q LIMIT 1000) q;
+        EXIT WHEN page.event_ids IS NULL;
+        IF pending = 'fail' THEN
+            PERFORM webhook.fail_queued(page.event_ids, page.endpoint_ids, 'endpoint_removed');
+        ELSE
+            PERFORM webhook.finish_queued(page.event_ids, page.endpoint_ids, 'CANCELLED', 'endpoint_removed');
+        END IF;
+    END LOOP;
 END $$;

@@ -11,14 +11,14 @@
 -- NOTIFY and in the log.
 
 -- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
-CREATE FUNCTION webhook.emit_alert(about webhook.endpoint, new_event_id uuid, type text, payload jsonb) RETURNS void
+CREATE FUNCTION webhook.emit_alert(about_id int, about_tenant text, new_event_id uuid, type text, payload jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
-    others int[] := ARRAY(SELECT s.endpoint_id FROM webhook.subscribers(webhook.matching_keys(about.tenant, type)) s
-                          WHERE s.endpoint_id <> about.id AND (s.filter IS NULL OR webhook.passes(s.filter, type, payload)));
+    others int[] := ARRAY(SELECT s.endpoint_id FROM webhook.subscribers(webhook.matching_keys(about_tenant, type)) s
+                          WHERE s.endpoint_id <> about_id AND (s.filter IS NULL OR webhook.passes(s.filter, type, payload)));
 BEGIN
     IF cardinality(others) > 0 THEN
-        PERFORM webhook.emit_events(ARRAY[new_event_id], ARRAY[type], ARRAY[payload], ARRAY[about.tenant], only_endpoints => others);
+        PERFORM webhook.emit_events(ARRAY[new_event_id], ARRAY[type], ARRAY[payload], ARRAY[about_tenant], only_endpoints => others);
     END IF;
 END $$;
 
@@ -36,30 +36,38 @@ BEGIN
             DELETE FROM webhook.alert a
             WHERE a.id IN (SELECT w.id FROM webhook.alert w ORDER BY w.id LIMIT page_size FOR UPDATE SKIP LOCKED)
             RETURNING a.*
+        ), counted AS (
+            SELECT min(t.id) AS first_id, t.endpoint_id, t.kind, left((array_agg(t.reason ORDER BY t.id DESC))[1], 500) AS reason,
+                   bool_or(t.is_own) AS is_own, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
+                   (string_to_array(string_agg(array_to_string(t.event_ids, ','), ',' ORDER BY t.id), ','))[:10] AS event_ids
+            FROM taken t
+            GROUP BY t.endpoint_id, t.kind, CASE WHEN t.kind <> 'failed' THEN t.id END
         )
-        SELECT webhook.new_id() AS id, e AS endpoint, webhook.address(e.tenant, e.name) AS address, t.kind, left((array_agg(t.reason ORDER BY t.id DESC))[1], 500) AS reason,
-               bool_or(t.is_own) AS is_own, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
-               (string_to_array(string_agg(array_to_string(t.event_ids, ','), ',' ORDER BY t.id), ','))[:10] AS event_ids
-        FROM taken t
-        JOIN webhook.endpoint e ON e.id = t.endpoint_id
-        GROUP BY e.id, t.kind, CASE WHEN t.kind <> 'failed' THEN t.id END
-        ORDER BY min(t.id)
+        SELECT webhook.new_id() AS id, c.*, about.address, about.tenant, about.metadata
+        FROM counted c
+        -- Also of an endpoint that was removed since.
+        CROSS JOIN LATERAL (
+            SELECT webhook.address(e.tenant, e.name), e.tenant, e.metadata FROM webhook.endpoint e WHERE e.id = c.endpoint_id
+            UNION ALL
+            SELECT webhook.address(r.tenant, r.name), r.tenant, '{}' FROM webhook.removed_endpoint r WHERE r.id = c.endpoint_id
+        ) about (address, tenant, metadata)
+        ORDER BY c.first_id
     LOOP
         event_type := CASE alert.kind WHEN 'failed' THEN 'webhook.delivery.failed' ELSE 'webhook.endpoint.' || alert.kind END;
         payload := jsonb_strip_nulls(jsonb_build_object(
-            'endpoint', alert.address, 'tenant', (alert.endpoint).tenant, 'reason', alert.reason,
+            'endpoint', alert.address, 'tenant', alert.tenant, 'reason', alert.reason,
             'deliveries', CASE WHEN alert.kind = 'failed' THEN alert.deliveries END,
             'event_ids', CASE WHEN alert.kind = 'failed' THEN to_jsonb(alert.event_ids) END,
-            'at', alert.raised_at)) || jsonb_build_object('metadata', (alert.endpoint).metadata);
+            'at', alert.raised_at)) || jsonb_build_object('metadata', alert.metadata);
         IF NOT alert.is_own THEN
-            PERFORM webhook.emit_alert(alert.endpoint, alert.id, event_type,
+            PERFORM webhook.emit_alert(alert.endpoint_id, alert.tenant, alert.id, event_type,
                                        CASE WHEN octet_length(payload::text) <= webhook.max_payload() THEN payload
                                             ELSE payload - 'metadata' END);
         END IF;
 
         -- With its id: of two that are alike in all else the server would send one.
         PERFORM pg_notify('webhook_alert', jsonb_strip_nulls(jsonb_build_object(
-            'id', alert.id, 'type', event_type, 'endpoint_id', (alert.endpoint).id, 'deliveries', payload -> 'deliveries',
+            'id', alert.id, 'type', event_type, 'endpoint_id', alert.endpoint_id, 'deliveries', payload -> 'deliveries',
             'at', alert.raised_at))::text);
 
         message := format('webhook endpoint "%s" ', alert.address) || CASE alert.kind

@@ -4,8 +4,8 @@ use std::thread;
 
 use serde_json::json;
 use webhook_e2e::alerts::{
-    Listener, add_endpoint, add_policy, answer, database, emit, own_events, received, sorted,
-    subscribe, tell, try_with, wait_for_logged, wait_for_silence,
+    Listener, add_endpoint, add_policy, answer, database, own_events, received, sorted, subscribe,
+    tell, try_with, wait_for_logged, wait_for_silence,
 };
 use webhook_e2e::{Answer, Cluster, Receiver, worker};
 
@@ -255,17 +255,49 @@ fn alerts_that_a_person_has_locked_are_told_later_and_hold_up_nothing() {
 }
 
 #[test]
-fn alerts_about_an_endpoint_that_was_removed_are_dropped() {
+fn deliveries_that_fail_with_their_endpoint_are_an_alert_and_count_like_every_failure() {
     let (database, receiver) = (database(), Receiver::start());
     let mut listener = Listener::new(&database);
-    add_endpoint(&database, &receiver, "removed", "", "");
+    subscribe(
+        &database,
+        &receiver,
+        "subscriber",
+        "webhook.*",
+        ", tenant => 'acme'",
+    );
+    add_endpoint(&database, &receiver, "removed", "", ", tenant => 'acme'");
     database.execute("SELECT webhook_pause('removed')");
-    emit(&database, "removed", 3);
+    database.execute("SELECT webhook_emit('removed', tenant => 'acme') FROM generate_series(1, 3)");
+    let parked = "UPDATE webhook.delivery SET next_attempt_at = 'infinity'
+                  WHERE event_id = (SELECT event_id FROM webhook.delivery_queue LIMIT 1)";
+    database.execute(parked);
+    let id: i32 =
+        database.query_one_value("SELECT id FROM webhook.endpoint WHERE name = 'removed'");
     database.execute("SELECT webhook_remove_endpoint('removed', pending => 'fail')");
-    add_endpoint(&database, &receiver, "staying", "", "");
-    try_with(&database, &receiver, "staying", 404, 1);
-    assert_eq!(listener.kinds(&database, "staying"), ["failed"]);
-    assert_eq!(listener.alerts(&database).len(), 1);
+    let failed: i64 = database.query_one_value(&format!(
+        "SELECT count(*) FROM webhook.dead_letter
+         WHERE endpoint_id = {id} AND (reason, last_error) = ('endpoint_removed', 'endpoint removed')"
+    ));
+    assert_eq!(failed, 3);
+    let counted = format!(
+        "SELECT sum(deliveries)::bigint FROM webhook.tally WHERE endpoint_id = {id} AND status = 'FAILED'"
+    );
+    assert_eq!(database.query_one_value::<i64>(&counted), 3);
+
+    let told = listener.alerts(&database);
+    assert_eq!(told.len(), 1);
+    assert_eq!(
+        (&told[0]["endpoint_id"], &told[0]["deliveries"]),
+        (&json!(id), &json!(3))
+    );
+    let event = receiver
+        .wait_for_requests_to("/subscriber", 1)
+        .remove(0)
+        .json();
+    assert_eq!(event["type"], "webhook.delivery.failed");
+    assert_eq!(event["data"]["endpoint"], "removed");
+    assert_eq!(event["data"]["tenant"], "acme");
+    assert_eq!(event["data"]["deliveries"], 3);
 }
 
 #[test]
