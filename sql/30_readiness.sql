@@ -1,7 +1,20 @@
 -- Readiness: what may be sent now, and why the rest may not. One rule, asked by agenda, claim, probe, status and why.
 --
--- The functions are expressions that the planner inlines (no SET, one expression): it sees the predicate of the due index in
--- them, so that index finds what they accept.
+-- Two things keep a delivery back: its endpoint (webhook.endpoint_state), and it itself (webhook.is_ready). Both are expressions
+-- that the planner inlines, since they have no SET: it sees the predicate of the due index in them, and so that index finds the
+-- deliveries that they accept.
+
+-- Whether anything of the endpoint's keeps its deliveries back, and what: the first that applies. 'ready' is nothing. A test is
+-- sent in every state but 'held', and a probe in 'open' and 'half_open'.
+CREATE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at timestamptz, paused_at timestamptz, breaker_state text)
+    RETURNS text
+    LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN NOT is_ours THEN 'held'
+                WHEN disabled_at IS NOT NULL THEN 'disabled'
+                WHEN paused_at IS NOT NULL THEN 'paused'
+                WHEN breaker_state = 'OPEN' THEN 'open'
+                WHEN breaker_state = 'HALF_OPEN' THEN 'half_open'
+                ELSE 'ready' END;
 
 -- Whether there is time left until expires_at. A delivery that has none is never claimed; 43_open_breaker.sql fails it.
 CREATE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
@@ -12,7 +25,7 @@ CREATE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
 CREATE FUNCTION webhook.awaits_its_time(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN q.status = 'PENDING' AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-           AND (q.expires_at IS NULL OR q.expires_at > now());
+           AND webhook.has_time(q.expires_at);
 
 -- Whether a delivery may be sent now, as far as it is its own business. When a breaker has closed, retries of attempts before
 -- that are due at once: `retries_before` of the breaker, null for none.
@@ -27,6 +40,16 @@ CREATE FUNCTION webhook.may_be_probe(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q) AND q.event_type <> 'webhook.test'
            AND (q.next_attempt_at <= now() OR q.wait_reason = 'retry');
+
+-- Why a PENDING delivery waits, as far as it is its own business, in a word: 'due' for no reason.
+CREATE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retries_before timestamptz) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN CASE WHEN webhook.is_ready(q, retries_before) THEN 'due'
+                WHEN NOT webhook.has_time(q.expires_at) THEN 'expired'
+                WHEN q.wait_reason = 'parked' THEN 'parked'
+                WHEN q.waits_for IS NOT NULL THEN 'ordered'
+                WHEN q.wait_reason = 'retry' THEN 'retry'
+                ELSE 'scheduled' END;
 
 -- All that an endpoint has in the queue. No single index has it: one has what only time keeps back, the other has the rest.
 CREATE FUNCTION webhook.queue_of(endpoint int) RETURNS SETOF webhook.delivery_queue

@@ -43,7 +43,9 @@ BEGIN
            ours.max_in_flight, coalesce((guard.due).turns_away, false)
     FROM page
     LEFT JOIN LATERAL (
-        SELECT e.id, e.max_in_flight, e.policy, e.paused_at IS NULL AND e.disabled_at IS NULL AS is_served FROM webhook.endpoint e
+        SELECT e.id, e.max_in_flight, e.policy,
+               webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, NULL) = 'ready' AS is_served
+        FROM webhook.endpoint e
         WHERE e.id = page.id AND e.origin = our_origin
         LIMIT 1
     ) ours ON true
@@ -53,7 +55,7 @@ BEGIN
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (
-        SELECT webhook.due_behind_breaker(b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due FROM webhook.breaker b
+        SELECT webhook.next_look_at_breaker(b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due FROM webhook.breaker b
         WHERE b.endpoint_id = ours.id AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)
         LIMIT 1
     ) guard ON true
@@ -94,12 +96,11 @@ BEGIN
             SELECT due.place, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
             FROM unnest(endpoint_ids, capacities, in_flight, byte_rooms) AS w (endpoint_id, capacity, in_flight, byte_room)
             CROSS JOIN LATERAL (
-                SELECT e.id FROM webhook.endpoint e
-                WHERE e.id = w.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
-                LIMIT 1
-            ) served
+                SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at FROM webhook.endpoint e
+                WHERE e.id = w.endpoint_id LIMIT 1
+            ) e
             LEFT JOIN LATERAL (
-                SELECT b.state, b.ramp, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = served.id LIMIT 1
+                SELECT b.state, b.ramp, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
             ) guard ON true
             CROSS JOIN LATERAL (
                 SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
@@ -107,11 +108,12 @@ BEGIN
                     SELECT q.ctid AS place, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
                            coalesce((SELECT v.payload_bytes FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
                     FROM webhook.delivery_queue q
-                    WHERE q.endpoint_id = served.id AND webhook.is_ready(q, guard.retries_before)
+                    WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
                       -- For the index: unless retries are brought forward, it is read no further.
                       AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
                     ORDER BY q.next_attempt_at, q.event_id
-                    LIMIT CASE WHEN guard.state <> 'CLOSED' THEN 0 ELSE greatest(0, least(w.capacity, guard.ramp - w.in_flight)) END
+                    LIMIT CASE webhook.endpoint_state(e.is_ours, e.disabled_at, e.paused_at, guard.state)
+                              WHEN 'ready' THEN greatest(0, least(w.capacity, guard.ramp - w.in_flight)) ELSE 0 END
                     FOR UPDATE SKIP LOCKED
                 ) q
             ) due

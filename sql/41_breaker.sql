@@ -296,7 +296,7 @@ DECLARE
     tests tid[];
 BEGIN
     WITH due AS MATERIALIZED (
-        SELECT b.endpoint_id FROM webhook.breaker b
+        SELECT b.endpoint_id, b.state FROM webhook.breaker b
         WHERE b.endpoint_id = ANY (endpoint_ids) AND b.state <> 'CLOSED' AND webhook.probe_is_due(b)
         FOR UPDATE SKIP LOCKED
     ), probe AS MATERIALIZED (
@@ -304,7 +304,8 @@ BEGIN
         FROM due
         CROSS JOIN LATERAL (
             SELECT webhook.policy_of(e.policy) AS policy FROM webhook.endpoint e
-            WHERE e.id = due.endpoint_id AND e.origin = our_origin AND e.paused_at IS NULL AND e.disabled_at IS NULL
+            WHERE e.id = due.endpoint_id
+              AND webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, due.state) IN ('open', 'half_open')
             LIMIT 1
         ) served
         CROSS JOIN LATERAL (

@@ -1,8 +1,8 @@
--- Parked: what is due, while its endpoint is left alone. It waits, unless the policy says otherwise.
+-- While a breaker is open: its endpoint's deliveries wait, unless the policy says otherwise.
 
--- When to look at an endpoint again that has a breaker to heed; null where only somebody's commit or an outcome can
--- change that. `turns_away`: what is due is not held meanwhile, and webhook.turn_away() takes care of it.
-CREATE FUNCTION webhook.due_behind_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
+-- When to look again at an endpoint that has a breaker to follow; null where only somebody's commit or an outcome can
+-- change that. `turns_away`: deliveries that are due do not wait meanwhile, and webhook.turn_away() takes care of them.
+CREATE FUNCTION webhook.next_look_at_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
                                            OUT due_at timestamptz, OUT turns_away boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -51,6 +51,7 @@ CREATE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS big
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    our_origin text := webhook.origin();
     guarded record;
     turned_away bigint := 0;
     ids uuid[];
@@ -61,8 +62,8 @@ BEGIN
         FROM webhook.breaker b
         JOIN webhook.endpoint e ON e.id = b.endpoint_id
         CROSS JOIN LATERAL (SELECT webhook.policy_of(e.policy) AS policy) p
-        WHERE b.endpoint_id = ANY (endpoint_ids) AND b.state <> 'CLOSED' AND NOT webhook.probe_is_due(b)
-          AND e.paused_at IS NULL AND e.disabled_at IS NULL AND (p.policy).when_open <> 'hold'
+        WHERE b.endpoint_id = ANY (endpoint_ids) AND NOT webhook.probe_is_due(b) AND (p.policy).when_open <> 'hold'
+          AND webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, b.state) IN ('open', 'half_open')
     LOOP
         SELECT array_agg(due.event_id) INTO ids
         FROM (SELECT q.event_id FROM webhook.delivery_queue q
@@ -149,7 +150,7 @@ BEGIN
         ORDER BY q.next_attempt_at, q.event_id
         LIMIT page_size FOR UPDATE SKIP LOCKED
     ) q
-    WHERE e.origin = our_origin AND num_nonnulls(b.opened_at, e.paused_at, e.disabled_at) > 0
+    WHERE webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, b.state) NOT IN ('held', 'ready')
       AND least(b.opened_at, e.paused_at, e.disabled_at) < now() - p.hold_for
     HAVING count(*) > 0;
     RETURN coalesce(expired, 0);

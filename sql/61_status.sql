@@ -70,34 +70,29 @@ END $$;
 CREATE VIEW webhook.endpoint_status AS
 SELECT webhook.address(e.tenant, e.name) AS endpoint,
        CASE
-           WHEN held.is_held THEN 'HELD'
-           WHEN e.disabled_at IS NOT NULL THEN 'DISABLED'
-           WHEN e.paused_at IS NOT NULL THEN 'PAUSED'
-           WHEN b.state <> 'CLOSED' THEN b.state
+           WHEN s.state <> 'ready' THEN upper(s.state)
            WHEN b.consecutive_failures > 0 THEN 'DEGRADED'
            ELSE 'ACTIVE'
        END AS state,
-       CASE
-           WHEN held.is_held THEN 'other installation'
-           WHEN e.disabled_at IS NOT NULL THEN e.disabled_reason
-           WHEN e.paused_at IS NULL THEN b.reason
-       END AS reason,
-       CASE WHEN NOT held.is_held THEN coalesce(e.disabled_at, e.paused_at, b.opened_at) END AS since,
+       CASE s.state WHEN 'held' THEN 'other installation' WHEN 'disabled' THEN e.disabled_reason WHEN 'paused' THEN NULL
+                    ELSE b.reason END AS reason,
+       CASE s.state WHEN 'held' THEN NULL WHEN 'disabled' THEN e.disabled_at WHEN 'paused' THEN e.paused_at
+                    ELSE b.opened_at END AS since,
        queue.queued, queue.in_flight,
-       CASE WHEN held.is_held OR num_nonnulls(e.disabled_at, e.paused_at) > 0 OR b.state <> 'CLOSED' THEN queue.due ELSE 0 END
-           AS parked,
+       CASE WHEN s.state <> 'ready' THEN queue.due ELSE 0 END AS parked,
        (SELECT count(*) FROM webhook.dead_letter d WHERE d.endpoint_id = e.id) AS failed,
        coalesce(b.consecutive_failures, 0) AS consecutive_failures,
        coalesce(b.trips, 0) AS trips,
-       CASE WHEN b.state = 'OPEN' AND NOT held.is_held AND num_nonnulls(e.disabled_at, e.paused_at) = 0 THEN b.probe_at END
-           AS next_probe_at,
+       CASE s.state WHEN 'open' THEN b.probe_at END AS next_probe_at,
        success.last_at AS last_success_at, b.last_failure_at, b.last_error,
        e.policy, e.tenant, e.created_at, e.event_types, e.filter, e.format, webhook.masked_url(e.url) AS url,
        (SELECT coalesce(jsonb_object_agg(h.key, '***'), '{}') FROM jsonb_each(e.headers) AS h) AS headers,
        e.metadata
 FROM webhook.endpoint e
-CROSS JOIN LATERAL (SELECT e.origin <> (SELECT webhook.own_origin()) AS is_held) held
 LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
+CROSS JOIN LATERAL (
+    SELECT webhook.endpoint_state(e.origin = (SELECT webhook.own_origin()), e.disabled_at, e.paused_at, b.state) AS state
+) s
 CROSS JOIN LATERAL (
     SELECT count(*) AS queued, count(*) FILTER (WHERE q.status = 'SENDING') AS in_flight,
            count(*) FILTER (WHERE webhook.is_ready(q, b.retries_before)) AS due
@@ -106,3 +101,22 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT max(t.last_at) AS last_at FROM webhook.tally t WHERE t.endpoint_id = e.id AND t.status = 'SENT'
 ) success;
+
+-- What waits and why, in a word: what keeps the endpoint back (held, disabled, paused, open, half_open) before the delivery's own
+-- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null
+-- where a person has parked it.
+CREATE VIEW webhook.waiting AS
+SELECT CASE WHEN e.id IS NULL THEN webhook.address(r.tenant, r.name) ELSE webhook.address(e.tenant, e.name) END AS endpoint, q.event_type, q.event_id,
+       CASE WHEN e.id IS NULL THEN 'removed'
+            WHEN s.state = 'held' OR s.state <> 'ready' AND q.event_id IS DISTINCT FROM b.test_event_id THEN s.state
+            ELSE webhook.wait_in_a_word(q, b.retries_before) END AS why,
+       CASE WHEN q.wait_reason <> 'parked' THEN q.next_attempt_at END AS next_attempt_at,
+       q.last_error
+FROM webhook.delivery_queue q
+LEFT JOIN webhook.endpoint e ON e.id = q.endpoint_id
+LEFT JOIN webhook.removed_endpoint r ON r.id = q.endpoint_id
+LEFT JOIN webhook.breaker b ON b.endpoint_id = q.endpoint_id
+CROSS JOIN LATERAL (
+    SELECT webhook.endpoint_state(e.origin = (SELECT webhook.own_origin()), e.disabled_at, e.paused_at, b.state) AS state
+) s
+WHERE q.status = 'PENDING';

@@ -125,19 +125,26 @@ DECLARE
     address text := webhook.address(e.tenant, e.name);
     p webhook.policy := webhook.policy_of(e.policy);
     b webhook.breaker;
-    is_foreign boolean := e.origin <> webhook.origin();
-    is_stopped boolean := is_foreign OR num_nonnulls(e.disabled_at, e.paused_at) > 0;    -- so no probe is sent either
+    state text;
+    is_foreign boolean;
+    is_stopped boolean;    -- so no probe is sent either
     is_test boolean;
     is_open boolean;
     probe_is_due boolean;
 BEGIN
     SELECT * INTO b FROM webhook.breaker r WHERE r.endpoint_id = e.id;
+    state := webhook.endpoint_state(e.origin = webhook.origin(), e.disabled_at, e.paused_at, b.state);
+    is_foreign := state = 'held';
+    is_stopped := state IN ('held', 'disabled', 'paused');
     is_test := coalesce(b.test_event_id = d.event_id, false);
     is_open := coalesce(b.state <> 'CLOSED', false);
     probe_is_due := is_open AND webhook.probe_is_due(b);
     waits := is_foreign OR NOT is_test AND (
         is_stopped OR is_open AND (p.when_open = 'hold' OR p.when_open = 'skip' AND NOT webhook.is_skipped(d.created_at, d.wait_reason, b.opened_at)));
-    is_brought_forward := NOT is_open AND d.wait_reason = 'retry' AND coalesce(d.last_attempt_at < b.retries_before, false);
+    is_brought_forward := state = 'ready' AND EXISTS (
+        SELECT FROM webhook.delivery_queue q
+        WHERE q.event_id = d.event_id AND q.endpoint_id = d.endpoint_id AND webhook.is_ready(q, b.retries_before)
+          AND q.next_attempt_at > now());
     sentences := '{}';
 
     IF is_foreign THEN

@@ -16,7 +16,8 @@ CREATE FUNCTION webhook.privileges(level text) RETURNS SETOF text
 DECLARE
     -- Called by the views, as whoever reads them; and what the procedures, which commit and so run as their caller, are made of.
     called_by_views CONSTANT text[] :=
-        '{address, masked_url, own_origin, latency_class_end, queue_of, is_ready, awaits_its_time}';
+        '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
+          wait_in_a_word, queue_of}';
     called_by_procedures CONSTANT text[] := '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch}';
     of_the_owner CONSTANT text[] :=
         '{webhook_grant, grant_level, webhook_revoke, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,

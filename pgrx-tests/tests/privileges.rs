@@ -91,6 +91,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (READ, "SELECT * FROM webhook.failed".into()),
         (READ, "SELECT * FROM webhook.metrics".into()),
         (READ, "SELECT * FROM webhook.endpoint_status".into()),
+        (READ, "SELECT * FROM webhook.waiting".into()),
         (READ, "SELECT * FROM webhook.policy".into()),
         (READ, "SELECT * FROM webhook.breaker".into()),
         (READ, "SELECT id, name, tenant, event_types, policy, paused_at FROM webhook.endpoint".into()),
