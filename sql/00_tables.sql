@@ -133,7 +133,7 @@ CREATE TABLE webhook.delivery (
     max_attempts     int         NOT NULL,
     next_attempt_at  timestamptz NOT NULL DEFAULT now(),
     wait_reason      text        NOT NULL DEFAULT 'new',  -- its own reason to wait; a claim never changes it
-    waits_for        uuid,                                -- the event whose turn it is: 31_ordering.sql
+    waits_for        uuid,                                -- the event whose turn it is: 32_ordering.sql
     expires_at       timestamptz,
     ordering_key     text,
     coalesce_key     text,
@@ -162,9 +162,8 @@ CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
     CONSTRAINT pending_or_claimed CHECK (
         CASE status WHEN 'PENDING' THEN attempts < max_attempts AND num_nonnulls(claimed_by, claimed_at) = 0
                     ELSE attempts BETWEEN 1 AND max_attempts AND num_nulls(claimed_by, claimed_at) = 0 END
-        AND attempts >= 0 AND completed_at IS NULL),
-    CONSTRAINT waits_for_a_reason CHECK (
-        wait_reason IN ('new', 'retry', 'replayed', 'scheduled', 'parked') AND isfinite(next_attempt_at))
+        AND attempts >= 0 AND completed_at IS NULL
+        AND wait_reason IN ('new', 'retry', 'replayed', 'scheduled', 'parked') AND isfinite(next_attempt_at))
 )
     FOR VALUES IN ('PENDING', 'SENDING')
     WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,

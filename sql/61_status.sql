@@ -106,7 +106,7 @@ CROSS JOIN LATERAL (
 -- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null
 -- where a person has parked it.
 CREATE VIEW webhook.waiting AS
-SELECT CASE WHEN e.id IS NULL THEN webhook.address(r.tenant, r.name) ELSE webhook.address(e.tenant, e.name) END AS endpoint, q.event_type, q.event_id,
+SELECT coalesce(webhook.address(e.tenant, e.name), webhook.address(r.tenant, r.name)) AS endpoint, q.event_type, q.event_id,
        CASE WHEN e.id IS NULL THEN 'removed'
             WHEN s.state = 'held' OR s.state <> 'ready' AND q.event_id IS DISTINCT FROM b.test_event_id THEN s.state
             ELSE webhook.wait_in_a_word(q, b.retries_before) END AS why,

@@ -22,11 +22,9 @@ BEGIN
         SELECT count(*)
         FROM webhook.endpoint e
         LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
-        JOIN webhook.delivery_queue q ON q.endpoint_id = e.id AND q.status = 'PENDING'
-        WHERE e.id = of_endpoint AND e.origin = (SELECT webhook.origin()) AND num_nonnulls(e.paused_at, e.disabled_at) = 0
-          AND coalesce(b.state, 'CLOSED') = 'CLOSED'
-          AND q.next_attempt_at < 'infinity' AND (q.next_attempt_at <= now() OR q.claimed_at < b.retries_before)
-          AND webhook.has_time(q.expires_at));
+        JOIN webhook.delivery_queue q ON q.endpoint_id = e.id AND webhook.is_ready(q, b.retries_before)
+        WHERE e.id = of_endpoint
+          AND webhook.endpoint_state(e.origin = (SELECT webhook.origin()), e.disabled_at, e.paused_at, b.state) = 'ready');
 END $$;
 
 -- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed: they waited for this,

@@ -189,14 +189,14 @@ fn impossible_states_are_refused() {
             "attempts = 4, claimed_by = 1, claimed_at = now()",
         ),
         ("pending_or_claimed", "PENDING", "claimed_at = now()"),
-        ("waits_for_a_reason", "PENDING", "wait_reason = 'bored'"),
+        ("pending_or_claimed", "PENDING", "wait_reason = 'bored'"),
         (
-            "waits_for_a_reason",
+            "pending_or_claimed",
             "PENDING",
             "next_attempt_at = 'infinity'",
         ),
         (
-            "waits_for_a_reason",
+            "pending_or_claimed",
             "PENDING",
             "next_attempt_at = '-infinity'",
         ),
