@@ -11,7 +11,7 @@
 -- snapshot it is in exactly one leaf, and a single statement looks into all of them. Who makes a delivery for an event
 -- that has none, which no function of ours does, has to expect that the event has just gone.
 --
--- As in 33_claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
+-- As in 34_claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
 
 -- The least id that an event of this time can have.
 CREATE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
