@@ -266,6 +266,16 @@ CREATE TABLE webhook.tally (
     PRIMARY KEY (endpoint_id, status, hour, latency_class)
 ) WITH (fillfactor = 70);
 
+-- Where webhook_replay_all() and webhook_backfill() stand between two of their transactions: what was asked for, how far they
+-- have come, and what they have done.
+CREATE TYPE webhook.replay AS (
+    of_endpoints int[], of_type text, since timestamptz, before timestamptz, statuses text[], batch_size int,
+    after_event_id uuid, after_endpoint_id int, last_event_id uuid,
+    total bigint, met bigint, replayed bigint, endpoint_gone bigint, payload_gone bigint, done boolean);
+CREATE TYPE webhook.backfill AS (
+    of_endpoints int[], of_type text, since timestamptz, before timestamptz, batch_size int,
+    after_event_id uuid, before_event_id uuid, total bigint, met bigint, made bigint, done boolean);
+
 -- Each run of a worker has a number of its own. It signs its claims with it and holds an advisory lock on
 -- it, so that the next one can tell which claims have lost their owner.
 CREATE SEQUENCE webhook.worker_instance AS int CYCLE;

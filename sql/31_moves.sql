@@ -88,9 +88,9 @@ BEGIN
     RETURN d;
 END $$;
 
--- Back to the queue: what failed, and if asked what was sent or cancelled. Not where the endpoint was removed, or where there is no
--- payload any more.
-CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], finished_too boolean DEFAULT false) RETURNS bigint
+-- Back to the queue: deliveries that have ended as one of these statuses says. Not where the endpoint was removed, or where there
+-- is no payload any more.
+CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], statuses text[]) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
@@ -104,11 +104,11 @@ BEGIN
         CROSS JOIN LATERAL (SELECT FROM webhook.event v WHERE v.id = m.event_id AND v.redacted_at IS NULL LIMIT 1) v
     ), failed AS (
         DELETE FROM webhook.dead_letter d USING wanted w
-        WHERE d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
+        WHERE 'FAILED' = ANY (statuses) AND d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
         RETURNING d::webhook.delivery AS delivery
     ), finished AS (
         DELETE FROM webhook.delivery_history d USING wanted w
-        WHERE finished_too AND d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
+        WHERE d.status = ANY (statuses) AND d.event_id = w.event_id AND d.endpoint_id = w.endpoint_id
         RETURNING d::webhook.delivery AS delivery
     )
     INSERT INTO webhook.delivery_queue

@@ -6,8 +6,8 @@
 -- worker has done meanwhile would cost the emitter its transaction. Two who emit at the same time do not see each other's
 -- events, and what was in flight may come back for another attempt; so the claim looks once more, and takes nothing that has a
 -- newer one behind it, nor one whose newer one has been sent already: that would overwrite at the receiver what is newer. What
--- a person sends again by webhook_resend() or with an UPDATE is sent all the same; it has lost its key (requeue(),
--- manual_update()).
+-- a person sends again by webhook_replay() or with an UPDATE, after it was sent or cancelled, is sent all the same; it has lost its
+-- key (requeue(), manual_update()).
 
 CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
 CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)

@@ -81,7 +81,7 @@ BEGIN
             WHEN 'degraded' THEN 'SELECT * FROM webhook.endpoint_status shows its state.'
             WHEN 'opened' THEN 'SELECT * FROM webhook.endpoint_status shows when it is tried again; webhook_reset_breaker() does it now.'
             WHEN 'disabled' THEN 'Nothing is sent to it until webhook_resume().'
-            WHEN 'failed' THEN 'SELECT * FROM webhook.failed shows them; webhook_replay_failed() sends them again.'
+            WHEN 'failed' THEN 'SELECT * FROM webhook.failed shows them; CALL webhook_replay_all() sends them again.'
         END;
         RETURN NEXT;
     END LOOP;

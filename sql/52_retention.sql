@@ -8,8 +8,8 @@
 -- has become of its event.
 --
 -- No event goes that is needed again. Whoever moves a delivery deletes and inserts it in one transaction, so in any one
--- snapshot it is in exactly one leaf, and a single statement looks into all of them. Who makes a delivery for an event
--- that has none, which no function of ours does, has to expect that the event has just gone.
+-- snapshot it is in exactly one leaf, and a single statement looks into all of them. Whoever
+-- makes a delivery for an event that has none, as 57_backfill.sql does, locks the event first, or it may just have gone.
 --
 -- As in 34_claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
 

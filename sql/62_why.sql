@@ -406,11 +406,11 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION webhook.why(event_id uuid) RETURNS SETOF text
+CREATE FUNCTION webhook.why(about text) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    asked_event_id constant uuid := why.event_id;
+    asked_event_id constant uuid := about::uuid;
     v webhook.event;
     d webhook.delivery;
     deliveries int := 0;

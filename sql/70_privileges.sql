@@ -2,7 +2,8 @@
 --
 --   emit     emits events and watches tables; sees nothing
 --   read     sees events, deliveries, attempts and how endpoints are doing; neither secrets nor credentials
---   operate  reads; pauses, resumes, tests and replays, and corrects deliveries by UPDATE webhook.delivery
+--   operate  reads; pauses, resumes, tests, replays and backfills; corrects deliveries by UPDATE webhook.delivery and
+--            discards them by DELETE FROM webhook.dead_letter
 --   admin    does all of it; manages endpoints, policies and secrets
 --
 -- Nobody but webhook_owner has TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
@@ -18,7 +19,8 @@ DECLARE
     called_by_views CONSTANT text[] :=
         '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
           wait_in_a_word, queue_of}';
-    called_by_procedures CONSTANT text[] := '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch}';
+    called_by_procedures CONSTANT text[] :=
+        '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch, begin_backfill, backfill_batch}';
     of_the_owner CONSTANT text[] :=
         '{webhook_grant, grant_level, webhook_revoke, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
           recognise_installation}';
@@ -29,8 +31,7 @@ DECLARE
         WHEN 'read' THEN '{webhook_status, status, webhook_why, why}'::text[] || called_by_views
         WHEN 'operate' THEN
             '{webhook_pause, pause, webhook_resume, resume, webhook_reset_breaker, reset_breaker, webhook_test,
-              webhook_replay, replay_event, webhook_resend, resend_event, webhook_replay_failed, replay_failed, webhook_replay_all,
-              webhook_discard, discard_event, webhook_discard_failed, discard_failed, webhook_cancel, cancel_event,
+              webhook_replay, replay_event, webhook_replay_all, webhook_backfill, webhook_discard, discard_event,
               webhook_redact, redact_event}'::text[] || called_by_procedures
     END;
 BEGIN
@@ -53,12 +54,13 @@ BEGIN
           AND a.attname NOT IN ('url', 'headers', 'template');
     ELSIF level = 'operate' THEN
         RETURN NEXT 'UPDATE (status, attempts, next_attempt_at, last_error) ON webhook.delivery';
-        RETURN NEXT 'USAGE ON TYPE webhook.replay';
+        RETURN NEXT 'DELETE ON webhook.dead_letter';
+        RETURN NEXT 'USAGE ON TYPE webhook.replay, webhook.backfill';
         RETURN QUERY SELECT webhook.privileges('read');
     ELSIF level = 'admin' THEN
         RETURN NEXT 'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA webhook';
         RETURN NEXT 'USAGE, SELECT ON ALL SEQUENCES IN SCHEMA webhook';
-        RETURN NEXT 'USAGE ON TYPE webhook.replay, webhook.course, webhook.news';
+        RETURN NEXT 'USAGE ON TYPE webhook.course, webhook.news';
         RETURN QUERY SELECT webhook.privileges('operate');
         RETURN QUERY SELECT webhook.privileges('emit');
     ELSE

@@ -90,29 +90,9 @@ CREATE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT 
     LANGUAGE sql
     RETURN webhook.replay_event(event_id, endpoint);
 
-CREATE FUNCTION @extschema@.webhook_resend(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
-    LANGUAGE sql
-    RETURN webhook.resend_event(event_id, endpoint);
-
-CREATE FUNCTION @extschema@.webhook_replay_failed(
-    endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL,
-    until timestamptz DEFAULT NULL, max_rows int DEFAULT 10000) RETURNS bigint
-    LANGUAGE sql
-    RETURN webhook.replay_failed(endpoint, event_type, since, until, max_rows);
-
 CREATE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
     LANGUAGE sql
     RETURN webhook.discard_event(event_id, endpoint);
-
-CREATE FUNCTION @extschema@.webhook_discard_failed(
-    endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL,
-    until timestamptz DEFAULT NULL, max_rows int DEFAULT 10000) RETURNS bigint
-    LANGUAGE sql
-    RETURN webhook.discard_failed(endpoint, event_type, since, until, max_rows);
-
-CREATE FUNCTION @extschema@.webhook_cancel(event_id uuid) RETURNS int
-    LANGUAGE sql
-    RETURN webhook.cancel_event(event_id);
 
 CREATE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
     LANGUAGE sql
@@ -137,9 +117,9 @@ CREATE FUNCTION @extschema@.webhook_preview(
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.preview(event_id, endpoint); END;
 
-CREATE FUNCTION @extschema@.webhook_why(event_id uuid) RETURNS SETOF text
+CREATE FUNCTION @extschema@.webhook_why(about text DEFAULT NULL) RETURNS SETOF text
     LANGUAGE sql
-    BEGIN ATOMIC SELECT * FROM webhook.why(event_id); END;
+    BEGIN ATOMIC SELECT * FROM webhook.why(about); END;
 
 CREATE FUNCTION @extschema@.webhook_grant(role text, level text) RETURNS void
     LANGUAGE sql

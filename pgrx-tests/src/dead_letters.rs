@@ -95,6 +95,27 @@ pub fn call(session: &mut Client, expression: &str) -> i64 {
     row.get(0)
 }
 
+/// Rows of the extension's tables and entries of its indexes that a statement of plpgsql reads, after the declarations; by this
+/// session alone, since the worker and autovacuum read as well.
+#[track_caller]
+pub fn rows_read(session: &mut Client, declarations: &str, statement: &str) -> i64 {
+    const READ: &str = "(SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class
+                         WHERE relnamespace = 'webhook'::regnamespace AND relkind IN ('r', 'i'))";
+    let measure = format!(
+        "DO $$
+         DECLARE
+             {declarations}
+             before bigint := {READ};
+         BEGIN
+             {statement};
+             PERFORM set_config('test.read', ({READ} - before)::text, false);
+         END $$"
+    );
+    let result = session.batch_execute(&measure);
+    result.unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+    call(session, "current_setting('test.read')")
+}
+
 #[track_caller]
 pub fn only_row(database: &Database, query: &str) -> Row {
     database.connect().query_one(query, &[]).unwrap()

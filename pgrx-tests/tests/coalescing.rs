@@ -245,7 +245,8 @@ fn the_probe_is_none_that_was_superseded() {
 }
 
 #[test]
-fn a_replay_is_coalesced_and_a_resend_is_sent_all_the_same() {
+fn a_replay_of_a_failed_delivery_is_coalesced_and_one_of_a_cancelled_delivery_is_sent_all_the_same()
+{
     let cluster = engine::idle_cluster();
     let database = database(&cluster, "http://127.0.0.1:9/");
     let older = overtaken(&database, 400);
@@ -253,12 +254,12 @@ fn a_replay_is_coalesced_and_a_resend_is_sent_all_the_same() {
     assert_eq!(engine::claim_due(&database), []);
     assert_eq!(end_of(&database, older), "CANCELLED coalesced");
 
-    database.execute(&format!("SELECT webhook_resend('{older}')"));
+    database.execute(&format!("SELECT webhook_replay('{older}')"));
     let again = engine::claim_due(&database);
     assert_eq!(again[0].event, older);
-    database.execute(&format!("SELECT webhook_cancel('{older}')"));
     database.execute(&format!(
-        "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{older}'"
+        "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = '{older}';
+         UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{older}'"
     ));
     assert_eq!(engine::claim_due(&database)[0].event, older);
 }

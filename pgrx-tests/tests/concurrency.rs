@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use postgres::{Client, SimpleQueryMessage};
+use postgres::Client;
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::database::{emit, refusal};
@@ -82,7 +82,7 @@ fn people_and_the_worker_change_the_same_deliveries_and_nothing_is_lost() {
 
     receiver.respond("/", |_, _| Answer::status(200));
     database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
-    database.execute("SELECT webhook_resend(id) FROM webhook.event ORDER BY id");
+    database.execute("SELECT webhook_replay(id) FROM webhook.event ORDER BY id");
     database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
     let sent: i64 = database.query_one_value(
         "SELECT count(DISTINCT (event_id, endpoint_id)) FROM webhook.delivery WHERE status = 'SENT'",
@@ -94,19 +94,17 @@ fn people_and_the_worker_change_the_same_deliveries_and_nothing_is_lost() {
 }
 
 const BY_FUNCTION: &[&str] = &[
-    "SELECT webhook_cancel($ONE)",
     "SELECT webhook_replay($ONE)",
-    "SELECT webhook_resend($ONE)",
-    "SELECT webhook_resend($ONE, 'a')",
-    "SELECT webhook_replay_failed('*')",
-    "SELECT webhook_replay_failed('b', max_rows => 10)",
+    "SELECT webhook_replay($ONE, 'a')",
     "CALL webhook_replay_all('*', batch_size => 20)",
+    "CALL webhook_replay_all('b', status => '{FAILED, CANCELLED}', batch_size => 10)",
+    "CALL webhook_backfill('*', NULL, batch_size => 20)",
 ];
 
 const BY_FUNCTION_AND_BY_UPDATE: &[&str] = &[
-    "SELECT webhook_cancel($ONE)",
-    "SELECT webhook_resend($ONE)",
-    "SELECT webhook_replay_failed('a')",
+    "SELECT webhook_replay($ONE)",
+    "CALL webhook_replay_all('a', status => '{FAILED, SENT}')",
+    "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE status IN ('PENDING', 'SENDING') AND event_id = $ONE",
     "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE status IN ('PENDING', 'SENDING', 'FAILED') AND event_id = ANY ($SOME)",
     "UPDATE webhook.delivery SET status = 'PENDING' WHERE status IN ('FAILED', 'CANCELLED') AND event_id = ANY ($SOME)",
     "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = ANY ($SOME)",
@@ -117,16 +115,24 @@ const BY_FUNCTION_AND_BY_UPDATE: &[&str] = &[
 #[test]
 fn a_delivery_that_somebody_moves_by_update_is_no_reason_to_fail() {
     let database = Cluster::shared().database("moved_by_update");
-    for (statement, expected) in [("webhook_replay", 0), ("webhook_resend", 1)] {
+    // What was asked for by its status has another one now.
+    for (statement, replayed) in [
+        ("SELECT webhook_replay('EVENT')", true),
+        ("CALL webhook_replay_all('a')", false),
+    ] {
         let [event] = failed_events(&database);
         let mut person = database.connect();
         let mut transaction = person.transaction().unwrap();
         let update = "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = $1";
         transaction.execute(update, &[&event]).unwrap();
-        let waiting = in_background(&database, format!("SELECT {statement}('{event}')"));
+        let statement = statement.replace("EVENT", &event.to_string());
+        let waiting = in_background(&database, statement.clone());
         wait_for_lock(&database);
         transaction.commit().unwrap();
-        assert_eq!(waiting.join().unwrap().unwrap(), expected, "{statement}");
+        waiting.join().unwrap().unwrap();
+        let expected = if replayed { "PENDING" } else { "CANCELLED" };
+        let status = database.delivery_status(event);
+        assert_eq!(status.as_deref(), Some(expected), "{statement}");
     }
 }
 
@@ -157,7 +163,7 @@ fn who_updates_in_another_order_does_not_lose_in_a_deadlock() {
     let database = cluster.database("deadlock");
     let is_shorter: bool = database.query_one_value(
         "SELECT option_value::interval < (SELECT boot_val::int * interval '1 ms' FROM pg_settings WHERE name = 'deadlock_timeout')
-         FROM pg_proc, pg_options_to_table(proconfig) WHERE oid = 'webhook.try_change'::regproc AND option_name = 'lock_timeout'",
+         FROM pg_proc, pg_options_to_table(proconfig) WHERE oid = 'webhook.change'::regproc AND option_name = 'lock_timeout'",
     );
     assert!(is_shorter, "the patience that people have by default");
     let [first, second] = failed_events(&database);
@@ -165,12 +171,12 @@ fn who_updates_in_another_order_does_not_lose_in_a_deadlock() {
     let mut transaction = person.transaction().unwrap();
     let update = "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = $1";
     transaction.execute(update, &[&second]).unwrap();
-    let waiting = in_background(&database, "SELECT webhook_replay_failed('a')".to_owned());
+    let waiting = in_background(&database, "CALL webhook_replay_all('a')".to_owned());
     // It has the first and waits for the second, and lets go of the first in time.
     wait_for_lock(&database);
     transaction.execute(update, &[&first]).unwrap();
     transaction.commit().unwrap();
-    assert_eq!(waiting.join().unwrap().unwrap(), 0);
+    waiting.join().unwrap().unwrap();
     assert!(!cluster.log().contains("deadlock detected"));
     let cancelled = "SELECT count(*) FROM webhook.delivery WHERE status = 'CANCELLED'";
     assert_eq!(database.query_one_value::<i64>(cancelled), 2);
@@ -208,7 +214,9 @@ fn a_lock_is_waited_for_as_long_as_the_person_says() {
         began.elapsed() > Duration::from_millis(600)
     });
     transaction.rollback().unwrap();
-    assert_eq!(patient.join().unwrap().unwrap(), 1);
+    patient.join().unwrap().unwrap();
+    let status = database.delivery_status(event);
+    assert_eq!(status.as_deref(), Some("PENDING"));
 }
 
 /// Events that failed at the endpoint `a`, which gets nothing, in the order of their ids.
@@ -234,17 +242,10 @@ fn failed_events<const COUNT: usize>(database: &Database) -> [Uuid; COUNT] {
     })
 }
 
-/// Runs statements in a session of their own; the result is the number that the last one returns.
-fn in_background(database: &Database, sql: String) -> JoinHandle<Result<i64, postgres::Error>> {
+/// Runs statements in a session of their own.
+fn in_background(database: &Database, sql: String) -> JoinHandle<Result<(), postgres::Error>> {
     let mut session = database.connect();
-    thread::spawn(move || {
-        let messages = session.simple_query(&sql)?;
-        let number = messages.iter().rev().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0),
-            _ => None,
-        });
-        Ok(number.unwrap().parse().unwrap())
-    })
+    thread::spawn(move || session.batch_execute(&sql))
 }
 
 #[track_caller]

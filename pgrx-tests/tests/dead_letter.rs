@@ -5,10 +5,9 @@ use std::thread;
 use serde_json::{Value, json};
 use uuid::Uuid;
 use webhook_e2e::dead_letters::{
-    bury, bury_again, call, count, database, listening_session, only_row, parked_database,
-    statuses, told,
+    bury, bury_again, call, count, database, only_row, parked_database, statuses,
 };
-use webhook_e2e::{Answer, Database, Receiver};
+use webhook_e2e::{Answer, Database, Receiver, engine};
 
 #[test]
 fn failed_shows_the_event_its_endpoint_and_the_error() {
@@ -180,36 +179,50 @@ fn two_people_who_discard_the_last_deliveries_of_an_event_leave_no_event() {
 }
 
 #[test]
-fn discard_failed_takes_the_oldest_first_and_what_a_removed_endpoint_has_left() {
-    let database = parked_database();
-    for day in 1..=4 {
-        bury(
-            &database,
-            "b",
-            "order.created",
-            &format!("now() - interval '{day} days'"),
-        );
+fn to_discard_many_an_operator_deletes_dead_letters_and_retention_takes_the_rest() {
+    let cluster = engine::idle_cluster();
+    let database = cluster.database("discarding");
+    for name in ["a", "b"] {
+        database.add_endpoint(name, &Receiver::closed_url());
     }
-    let kept = bury(&database, "a", "order.created", "now() - interval '9 days'");
-    database.execute("SELECT webhook_remove_endpoint('b')");
-    let (mut session, notices) = listening_session(&database);
-    assert_eq!(
-        call(&mut session, "webhook_discard_failed('b', max_rows => 3)"),
-        3
+    let old = [(); 3].map(|()| bury(&database, "a", "order.created", "now() - interval '8 days'"));
+    let needed = old[0];
+    bury_again(&database, needed, "b");
+    let young = bury(&database, "a", "order.paid", "now()");
+    database.execute(
+        "INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, verdict, duration_ms, finished_at)
+         SELECT event_id, endpoint_id, 1, 'final', 1, now() FROM webhook.dead_letter",
     );
-    assert_eq!(
-        told(&notices),
-        ["stopped after 3 deliveries, and there are more"]
+    let role = format!("{}_operator", database.name());
+    database.execute(&format!(
+        "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'operate')"
+    ));
+    let mut operator = database.connect();
+    operator.batch_execute(&format!("SET ROLE {role}")).unwrap();
+    let discarded = operator.execute(
+        "DELETE FROM webhook.dead_letter d USING webhook.endpoint e
+         WHERE e.id = d.endpoint_id AND e.name = 'a' AND d.completed_at < now() - interval '7 days'",
+        &[],
     );
-    let newest = "(SELECT count(*) FROM webhook.failed WHERE endpoint = 'b' AND failed_at > now() - interval '25 h')";
-    assert_eq!(count(&database, newest), 1);
-    assert_eq!(
-        call(&mut session, "webhook_discard_failed('b', max_rows => 1)"),
-        1
+    assert_eq!(discarded.unwrap(), 3);
+    operator
+        .batch_execute(&format!(
+            "RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}"
+        ))
+        .unwrap();
+    assert_eq!(statuses(&database, needed), "b FAILED");
+    assert_eq!(statuses(&database, young), "a FAILED");
+
+    // Events that no delivery has go with their attempts; the others stay.
+    database.execute(
+        "SET webhook.retention_sent = 0; SELECT webhook.expire(1000, NULL, NULL, NULL, NULL)",
     );
-    assert_eq!(told(&notices), Vec::<String>::new());
-    assert_eq!(statuses(&database, kept), "a FAILED");
-    assert_eq!(count(&database, "(SELECT count(*) FROM webhook.event)"), 1);
+    let left: Vec<Uuid> =
+        database.query_one_value("SELECT array_agg(id ORDER BY id) FROM webhook.event");
+    assert_eq!(left, [needed, young]);
+    let orphans = "(SELECT count(*) FROM webhook.attempt a
+                    WHERE NOT EXISTS (SELECT FROM webhook.event v WHERE v.id = a.event_id))";
+    assert_eq!(count(&database, orphans), 0);
 }
 
 /// A session somewhere in this database waits for a lock.

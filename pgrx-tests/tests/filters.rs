@@ -478,7 +478,7 @@ fn a_filter_decides_when_the_event_is_emitted() {
 fn assert_why(database: &Database, event: Uuid, pattern: &str) {
     let rows = database.connect().query(
         "SELECT why, why LIKE $2 FROM webhook_why($1) AS why",
-        &[&event, &pattern],
+        &[&event.to_string(), &pattern],
     );
     let rows = rows.unwrap();
     let sentences: Vec<String> = rows.iter().map(|row| row.get(0)).collect();

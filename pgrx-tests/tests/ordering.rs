@@ -148,6 +148,7 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
         "replay",
         "update",
         "discard",
+        "delete",
         "cancel",
         "redact",
         "delete the event",
@@ -170,6 +171,10 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
                 true,
             ),
             "discard" => (format!("SELECT webhook_discard('{first}')"), false),
+            "delete" => (
+                format!("DELETE FROM webhook.dead_letter WHERE event_id = '{first}'"),
+                false,
+            ),
             "redact" => (format!("SELECT webhook_redact('{first}')"), false),
             "delete the event" => (
                 format!(
@@ -202,7 +207,6 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
 fn whoever_moves_the_one_in_turn_lets_the_next_one_go() {
     let cluster = engine::idle_cluster();
     for repair in [
-        "SELECT webhook_cancel('EVENT')",
         "SELECT webhook_redact('EVENT')",
         "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = 'EVENT'",
         "DELETE FROM webhook.delivery WHERE event_id = 'EVENT'",
@@ -309,7 +313,9 @@ fn whoever_keeps_the_one_in_turn_locked_keeps_only_its_key_waiting() {
     assert_eq!(next(&database), [first]);
     settle(&database, first, 500);
     let mut person = database.connect();
-    let cancel = format!("BEGIN; SELECT webhook_cancel('{first}')");
+    let cancel = format!(
+        "BEGIN; UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = '{first}'"
+    );
     person.batch_execute(&cancel).unwrap();
 
     let [second] = emit_some(&database, "a");

@@ -328,8 +328,8 @@ fn the_owner_of_the_functions_schema_gets_none_of_our_calls() {
              'BEGIN PERFORM public.note(''emit''); RETURN NULL; END';
          CREATE FUNCTION public.webhook_emit_many(text[], jsonb[], timestamptz, timestamptz, text, text[]) RETURNS SETOF uuid LANGUAGE plpgsql AS
              'BEGIN PERFORM public.note(''emit_many''); END';
-         CREATE FUNCTION public.webhook_replay_failed(endpoint text) RETURNS bigint LANGUAGE plpgsql AS
-             'BEGIN PERFORM public.note(''replay_failed''); RETURN 0; END';
+         CREATE FUNCTION public.webhook_replay(uuid, text) RETURNS bigint LANGUAGE plpgsql AS
+             'BEGIN PERFORM public.note(''replay''); RETURN 0; END';
          CREATE FUNCTION public.webhook_status(OUT state text, OUT reason text) LANGUAGE plpgsql AS
              'BEGIN PERFORM public.note(''status''); END';
          CREATE FUNCTION public.webhook_unwatch(regclass) RETURNS int LANGUAGE plpgsql AS

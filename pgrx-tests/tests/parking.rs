@@ -85,7 +85,7 @@ fn skip_holds_what_a_person_sends_again_while_open() {
 
     let again = [
         format!("SELECT webhook_replay('{}')", failed[0]),
-        format!("SELECT webhook_resend('{}')", skipped[0]),
+        format!("SELECT webhook_replay('{}')", skipped[0]),
         format!(
             "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{}'",
             skipped[1]

@@ -102,11 +102,8 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (OPERATE, "SELECT webhook_resume('orders')".into()),
         (OPERATE, "SELECT webhook_reset_breaker('orders')".into()),
         (OPERATE, format!("SELECT webhook_replay('{event}')")),
-        (OPERATE, format!("SELECT webhook_resend('{event}')")),
-        (OPERATE, "SELECT webhook_replay_failed('orders')".into()),
         (OPERATE, format!("SELECT webhook_discard('{event}')")),
-        (OPERATE, "SELECT webhook_discard_failed('*')".into()),
-        (OPERATE, format!("SELECT webhook_cancel('{event}')")),
+        (OPERATE, format!("DELETE FROM webhook.dead_letter {of_event}")),
         (OPERATE, format!("SELECT webhook_redact('{event}')")),
         (EMIT, "CREATE TEMPORARY TABLE orders (); SELECT webhook_watch('orders', 'order'); SELECT webhook_unwatch('orders')".into()),
         (ADMIN, "SELECT url FROM webhook.endpoint".into()),
@@ -126,6 +123,8 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (ADMIN, "SELECT webhook_adopt()".into()),
         (ADMIN, "INSERT INTO webhook.event (id, event_type, payload, created_at) VALUES (gen_random_uuid(), 'a', '{}', now())".into()),
         (ADMIN, "DELETE FROM webhook.delivery".into()),
+        (ADMIN, "DELETE FROM webhook.delivery_queue".into()),
+        (ADMIN, "DELETE FROM webhook.delivery_history".into()),
         (ADMIN, "UPDATE webhook.event SET payload = '{}'".into()),
         (ADMIN, "SELECT webhook.wake()".into()),
         (ADMIN, "SELECT nextval('webhook.worker_instance')".into()),
@@ -197,10 +196,9 @@ fn every_function_that_people_call_has_its_levels() {
         .collect();
     let expected = [
         ("webhook_adopt", ADMIN),
-        ("webhook_cancel", OPERATE),
+        ("webhook_backfill", OPERATE),
         ("webhook_copy_policy", ADMIN),
         ("webhook_discard", OPERATE),
-        ("webhook_discard_failed", OPERATE),
         ("webhook_emit", EMIT),
         ("webhook_emit_many", EMIT),
         ("webhook_grant", NOBODY),
@@ -210,8 +208,6 @@ fn every_function_that_people_call_has_its_levels() {
         ("webhook_remove_endpoint", ADMIN),
         ("webhook_replay", OPERATE),
         ("webhook_replay_all", OPERATE),
-        ("webhook_replay_failed", OPERATE),
-        ("webhook_resend", OPERATE),
         ("webhook_reset_breaker", OPERATE),
         ("webhook_resume", OPERATE),
         ("webhook_revoke", NOBODY),
@@ -236,16 +232,20 @@ fn every_function_that_people_call_has_its_levels() {
 }
 
 #[test]
-fn an_operator_tests_and_replays_everything_by_the_procedures() {
+fn an_operator_tests_replays_and_backfills_by_the_procedures() {
     let stage = Stage::set();
     let mut operator = stage.database.connect();
     let role = stage.role("operate");
     operator.batch_execute(&format!("SET ROLE {role}")).unwrap();
     let outcome = operator.query_one("CALL webhook_test('orders')", &[]);
     assert_eq!(outcome.unwrap().get::<_, i32>("status_code"), 400);
-    operator
-        .batch_execute("CALL webhook_replay_all('orders')")
-        .unwrap();
+    for call in [
+        "CALL webhook_replay_all('orders')",
+        "CALL webhook_backfill('orders', NULL)",
+    ] {
+        let result = operator.batch_execute(call);
+        result.unwrap_or_else(|error| panic!("{call}: {error:?}"));
+    }
     let replayed = "SELECT claim_seq > 1 AND status = 'FAILED' FROM webhook.delivery";
     stage.database.wait_until(replayed);
 
@@ -414,14 +414,12 @@ fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
         "SELECT public.webhook_resume('orders')".into(),
         "SELECT public.webhook_reset_breaker('orders')".into(),
         format!("SELECT public.webhook_replay('{event}')"),
-        format!("SELECT public.webhook_cancel('{event}')"),
-        format!("SELECT public.webhook_resend('{event}')"),
-        "SELECT public.webhook_replay_failed('orders')".into(),
-        "CALL public.webhook_replay_all('orders')".into(),
+        "CALL public.webhook_replay_all('orders', status => '{SENT, CANCELLED, FAILED}')".into(),
+        "CALL public.webhook_backfill('orders', NULL)".into(),
         "CALL public.webhook_test('orders')".into(),
         "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE status OPERATOR(pg_catalog.=) 'FAILED'".into(),
         format!("SELECT public.webhook_discard('{event}')"),
-        "SELECT public.webhook_discard_failed('*')".into(),
+        "DELETE FROM webhook.dead_letter WHERE status OPERATOR(pg_catalog.=) 'FAILED'".into(),
         format!("SELECT public.webhook_redact('{event}')"),
     ] {
         session
@@ -515,7 +513,7 @@ fn plans_show_no_credentials_to_those_who_may_not_see_them() {
         ("operate", "SELECT webhook.queue_test('orders')".into()),
         (
             "operate",
-            format!("SELECT webhook_resend('{event}', 'orders')"),
+            format!("SELECT webhook_replay('{event}', 'orders')"),
         ),
     ] {
         let shown = constants_of_plans(&stage.database, &stage.role(level), &sql);

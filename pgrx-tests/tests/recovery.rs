@@ -90,7 +90,7 @@ fn a_lock_that_anybody_can_take_keeps_no_claim_from_recovery() {
         .batch_execute("SELECT pg_advisory_lock(2003133032, 1000000)")
         .unwrap();
     let told: Vec<String> = (database.connect())
-        .query("SELECT webhook_why($1)", &[&event])
+        .query("SELECT webhook_why($1)", &[&event.to_string()])
         .unwrap()
         .iter()
         .map(|row| row.get(0))

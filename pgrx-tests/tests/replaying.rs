@@ -1,14 +1,13 @@
-//! What failed is sent again: one event, some of them, all of them.
+//! What has ended is sent again: one event, or many.
 
 use std::thread;
 
-use postgres::Client;
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::database::refusal;
 use webhook_e2e::dead_letters::{
     bury, bury_again, bury_many, call, count, database, listening_session, only_row,
-    parked_database, statuses, told, wait_for_statuses,
+    parked_database, rows_read, statuses, told, wait_for_statuses,
 };
 use webhook_e2e::{Answer, Receiver, Request};
 
@@ -54,42 +53,47 @@ fn replay_of_one_endpoint_leaves_the_others() {
 }
 
 #[test]
-fn replay_takes_what_failed_and_resend_what_was_sent_or_cancelled_too() {
+fn replay_sends_again_whatever_has_ended_and_leaves_what_is_queued() {
     let (database, receiver) = (database(), Receiver::start());
     receiver.respond("/failing", |_, _| Answer::status(404));
     database.add_endpoint("a", &receiver.url("/failing"));
     database.add_endpoint("b", &receiver.url("/"));
-    database.add_endpoint("c", &Receiver::closed_url());
-    database.execute("UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'c'");
+    for name in ["c", "d"] {
+        database.add_endpoint(name, &Receiver::closed_url());
+    }
+    database.execute("UPDATE webhook.endpoint SET paused_at = now() WHERE name IN ('c', 'd')");
     let event = database.emit("order.created", json!({}));
-    wait_for_statuses(&database, event, "a FAILED, b SENT, c PENDING");
-    assert_eq!(count(&database, &format!("webhook_cancel('{event}')")), 1);
-    assert_eq!(statuses(&database, event), "a FAILED, b SENT, c CANCELLED");
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    wait_for_statuses(&database, event, "a FAILED, b SENT, c PENDING, d PENDING");
+    database.execute(
+        "UPDATE webhook.delivery SET status = 'CANCELLED'
+         WHERE endpoint_id = (SELECT id FROM webhook.endpoint WHERE name = 'c');
+         UPDATE webhook.endpoint SET paused_at = now()",
+    );
 
-    assert_eq!(count(&database, &format!("webhook_replay('{event}')")), 1);
-    assert_eq!(statuses(&database, event), "a PENDING, b SENT, c CANCELLED");
-    assert_eq!(
-        count(&database, &format!("webhook_resend('{event}', 'c')")),
-        1
-    );
-    assert_eq!(statuses(&database, event), "a PENDING, b SENT, c PENDING");
-    assert_eq!(count(&database, &format!("webhook_resend('{event}')")), 1);
-    assert_eq!(
-        statuses(&database, event),
-        "a PENDING, b PENDING, c PENDING"
-    );
+    let (mut session, notices) = listening_session(&database);
+    let replay = |endpoint: &str| format!("webhook_replay('{event}', {endpoint})");
+    assert_eq!(call(&mut session, &replay("'c'")), 1);
+    assert_eq!(told(&notices), Vec::<String>::new());
+    let one = "a FAILED, b SENT, c PENDING, d PENDING";
+    assert_eq!(statuses(&database, event), one);
+    assert_eq!(call(&mut session, &replay("NULL")), 2);
+    let queued = told(&notices);
+    assert_eq!(queued.len(), 1, "{queued:?}");
+    assert!(queued[0].contains("queued already: 2 deliveries"));
+    let all = "a PENDING, b PENDING, c PENDING, d PENDING";
+    assert_eq!(statuses(&database, event), all);
 
     let before = receiver.request_count();
     database.execute("UPDATE webhook.endpoint SET paused_at = NULL WHERE name = 'b'");
-    wait_for_statuses(&database, event, "a PENDING, b SENT, c PENDING");
+    let sent = "a PENDING, b SENT, c PENDING, d PENDING";
+    wait_for_statuses(&database, event, sent);
     assert_eq!(receiver.request_count(), before + 1);
 }
 
 #[test]
 fn an_unknown_event_is_an_error_with_a_hint() {
     let database = parked_database();
-    for function in ["replay", "resend", "discard", "cancel", "redact"] {
+    for function in ["replay", "discard", "redact"] {
         let refusal = database.refusal(&format!("SELECT webhook_{function}(gen_random_uuid())"));
         assert_eq!(refusal.code().code(), "42704", "{function}");
         assert!(refusal.message().contains("does not exist"), "{refusal}");
@@ -101,21 +105,21 @@ fn an_unknown_event_is_an_error_with_a_hint() {
 #[test]
 fn nothing_to_do_is_no_error_and_says_so() {
     let database = parked_database();
-    let event = database.emit("order.created", json!({}));
+    let queued = database.emit("order.created", json!({}));
+    database.execute("UPDATE webhook.endpoint SET event_types = '{invoice}'");
+    let unwanted = database.emit("order.created", json!({}));
     let (mut session, notices) = listening_session(&database);
-    for function in ["replay", "resend", "discard"] {
-        assert_eq!(
-            call(&mut session, &format!("webhook_{function}('{event}')")),
-            0
-        );
+    for (function, event, fact) in [
+        ("replay", queued, "queued already: 2 deliveries".to_owned()),
+        ("replay", unwanted, unwanted.to_string()),
+        ("discard", queued, queued.to_string()),
+    ] {
+        let call_of = format!("webhook_{function}('{event}')");
+        assert_eq!(call(&mut session, &call_of), 0);
         let said = told(&notices);
         assert_eq!(said.len(), 1, "{function}: {said:?}");
-        assert!(said[0].contains(&event.to_string()), "{said:?}");
+        assert!(said[0].contains(&fact), "{said:?}");
     }
-    assert_eq!(call(&mut session, &format!("webhook_cancel('{event}')")), 2);
-    assert_eq!(told(&notices), Vec::<String>::new());
-    assert_eq!(call(&mut session, &format!("webhook_cancel('{event}')")), 0);
-    assert_eq!(told(&notices).len(), 1);
 }
 
 #[test]
@@ -135,14 +139,15 @@ fn deliveries_of_removed_endpoints_are_passed_over_and_counted() {
     assert_eq!(call(&mut session, &format!("webhook_replay('{event}')")), 1);
     assert_eq!(told(&notices), [passed_over(1)]);
     assert_eq!(statuses(&database, event), "a PENDING, b FAILED");
-    assert_eq!(call(&mut session, "webhook_replay_failed('b')"), 0);
-    assert_eq!(told(&notices), [passed_over(4)]);
-    // They are older, and must not take the place of what can be sent.
-    assert_eq!(
-        call(&mut session, "webhook_replay_failed('*', max_rows => 1)"),
-        1
-    );
-    assert_eq!(told(&notices), Vec::<String>::new());
+    for (replay_all, passed) in [
+        ("CALL webhook_replay_all('b')", 4),
+        ("CALL webhook_replay_all('a')", 0),
+    ] {
+        session.batch_execute(replay_all).unwrap();
+        let said = told(&notices);
+        let expected = (passed > 0).then(|| passed_over(passed));
+        assert_eq!(said.get(2), expected.as_ref(), "{replay_all}: {said:?}");
+    }
     assert_eq!(statuses(&database, last), "a PENDING");
     session
         .batch_execute("CALL webhook_replay_all('*')")
@@ -170,22 +175,16 @@ fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
     let replay = format!("webhook_replay('{old}', 'b')");
     assert_eq!(call(&mut session, &replay), 0);
     assert_eq!(told(&notices), [passed_over(1)]);
-    assert_eq!(call(&mut session, "webhook_replay_failed('b')"), 1);
-    assert_eq!(told(&notices), [passed_over(4)]);
+    session
+        .batch_execute("CALL webhook_replay_all('b')")
+        .unwrap();
+    assert_eq!(told(&notices).last(), Some(&passed_over(4)));
     assert_eq!(statuses(&database, new), "b PENDING");
 
-    bury(&database, "b", "order.created", "now()");
     let discard = format!("webhook_discard('{old}', 'b')");
     assert_eq!(call(&mut session, &discard), 1);
     assert_eq!(told(&notices), Vec::<String>::new());
-    let discard_some = "webhook_discard_failed('b', max_rows => 3)";
-    assert_eq!(call(&mut session, discard_some), 3);
-    assert_eq!(
-        told(&notices),
-        ["stopped after 3 deliveries, and there are more"]
-    );
-    assert_eq!(call(&mut session, discard_some), 1);
-    assert_eq!(told(&notices), Vec::<String>::new());
+    database.execute("DELETE FROM webhook.dead_letter USING webhook.failed f WHERE f.event_id = dead_letter.event_id AND f.endpoint = 'b'");
     assert_eq!(count(&database, "(SELECT count(*) FROM webhook.failed)"), 0);
 }
 
@@ -195,10 +194,7 @@ fn an_endpoint_that_never_was_is_an_error() {
     let event = bury(&database, "a", "order.created", "now()");
     for statement in [
         format!("SELECT webhook_replay('{event}', 'nobody')"),
-        format!("SELECT webhook_resend('{event}', 'nobody')"),
         format!("SELECT webhook_discard('{event}', 'nobody')"),
-        "SELECT webhook_replay_failed('nobody')".to_owned(),
-        "SELECT webhook_discard_failed('nobody')".to_owned(),
         "CALL webhook_replay_all('nobody')".to_owned(),
     ] {
         let refusal = database.refusal(&statement);
@@ -209,62 +205,36 @@ fn an_endpoint_that_never_was_is_an_error() {
 }
 
 #[test]
-fn what_to_replay_or_discard_must_be_said() {
+fn what_to_replay_must_be_said() {
     let database = parked_database();
     let event = bury(&database, "a", "order.created", "now()");
-    for statement in [
-        "SELECT webhook_replay_failed(NULL)",
-        "SELECT webhook_discard_failed(NULL)",
-        "CALL webhook_replay_all(NULL)",
+    for (arguments, code, hint) in [
+        ("NULL", "22004", "'*'"),
+        ("'a', batch_size => 0", "22023", "batch_size"),
+        ("'a', batch_size => NULL", "22023", "batch_size"),
+        ("'a', status => '{}'", "22023", "FAILED, SENT or CANCELLED"),
+        (
+            "'a', status => '{PENDING}'",
+            "22023",
+            "FAILED, SENT or CANCELLED",
+        ),
+        (
+            "'a', status => '{FAILED, NULL}'",
+            "22023",
+            "FAILED, SENT or CANCELLED",
+        ),
+        ("'a', status => NULL", "22023", "FAILED, SENT or CANCELLED"),
     ] {
-        let refusal = database.refusal(statement);
-        assert_eq!(refusal.code().code(), "22004", "{statement}");
-        assert!(refusal.hint().unwrap_or_default().contains("'*'"));
-    }
-    for statement in [
-        "SELECT webhook_replay_failed('a', max_rows => 0)",
-        "SELECT webhook_replay_failed('a', max_rows => NULL)",
-        "SELECT webhook_discard_failed('a', max_rows => -1)",
-        "CALL webhook_replay_all('a', batch_size => 0)",
-    ] {
-        let refusal = database.refusal(statement);
-        assert_eq!(refusal.code().code(), "22023", "{statement}");
-        assert!(refusal.hint().is_some(), "{statement}");
+        let refusal = database.refusal(&format!("CALL webhook_replay_all({arguments})"));
+        assert_eq!(refusal.code().code(), code, "{arguments}");
+        let said = refusal.hint().unwrap_or_default();
+        assert!(said.contains(hint), "{arguments}: {said}");
     }
     assert_eq!(statuses(&database, event), "a FAILED");
 }
 
 #[test]
-fn replay_failed_takes_the_oldest_first_and_says_when_there_is_more() {
-    let database = parked_database();
-    let days = [3, 1, 4, 2];
-    let events = days.map(|day| {
-        let failed_at = format!("now() - interval '{day} days'");
-        bury(&database, "a", "order.created", &failed_at)
-    });
-    let (mut session, notices) = listening_session(&database);
-    assert_eq!(
-        call(&mut session, "webhook_replay_failed('a', max_rows => 2)"),
-        2
-    );
-    let said = told(&notices);
-    assert_eq!(said, ["stopped after 2 deliveries, and there are more"]);
-    let replayed = events.map(|event| statuses(&database, event));
-    assert_eq!(replayed, ["a PENDING", "a FAILED", "a PENDING", "a FAILED"]);
-
-    assert_eq!(
-        call(&mut session, "webhook_replay_failed('a', max_rows => 2)"),
-        2
-    );
-    assert_eq!(told(&notices), Vec::<String>::new());
-    assert_eq!(
-        call(&mut session, "webhook_replay_failed('a', max_rows => 2)"),
-        0
-    );
-}
-
-#[test]
-fn filters_choose_by_endpoint_type_and_time_of_failure() {
+fn filters_choose_by_endpoint_type_and_time_of_the_end() {
     let database = parked_database();
     // Of this week, where retention does not come.
     let day = |ago: i32| -> String {
@@ -303,37 +273,71 @@ fn filters_choose_by_endpoint_type_and_time_of_failure() {
     ];
     for (filter, expected) in cases {
         make();
-        assert_eq!(
-            count(&database, &format!("webhook_replay_failed({filter})")),
-            expected,
-            "{filter}"
-        );
+        database.execute(&format!("CALL webhook_replay_all({filter})"));
         let left = "(SELECT count(*) FROM webhook.dead_letter)";
         assert_eq!(count(&database, left), 4 - expected, "{filter}");
         assert_eq!(
             count(&database, "(SELECT count(*) FROM webhook.delivery_queue)"),
             expected
         );
+    }
+}
 
-        make();
-        assert_eq!(
-            count(&database, &format!("webhook_discard_failed({filter})")),
-            expected,
-            "{filter}"
-        );
-        assert_eq!(count(&database, left), 4 - expected, "{filter}");
-        assert_eq!(
-            count(&database, "(SELECT count(*) FROM webhook.event)"),
-            4 - expected
-        );
+#[test]
+fn an_address_names_one_endpoint_or_those_of_a_tenant() {
+    let database = database();
+    for address in ["a", "acme/a", "acme/b", "rival/a"] {
+        database.add_endpoint(address, &Receiver::closed_url());
+    }
+    database.execute("SELECT webhook_pause('*')");
+    let event = bury(&database, "a", "order.created", "now()");
+    bury_again(&database, event, "b");
+    let queued = || -> String {
+        database.query_one_value(
+            "SELECT coalesce(string_agg(w.endpoint, ', ' ORDER BY w.endpoint), '') FROM webhook.waiting w",
+        )
+    };
+    let replay = format!("webhook_replay('{event}', 'rival/a')");
+    assert_eq!(count(&database, &replay), 1);
+    assert_eq!(queued(), "rival/a");
+    for (address, expected) in [
+        ("acme/a", "acme/a, rival/a"),
+        ("acme/*", "acme/a, acme/b, rival/a"),
+        ("*", "a, acme/a, acme/b, rival/a"),
+    ] {
+        database.execute(&format!("CALL webhook_replay_all('{address}')"));
+        assert_eq!(queued(), expected, "{address}");
+    }
+}
 
-        make();
-        database.execute(&format!("CALL webhook_replay_all({filter})"));
-        assert_eq!(count(&database, left), 4 - expected, "{filter}");
-        assert_eq!(
-            count(&database, "(SELECT count(*) FROM webhook.delivery_queue)"),
-            expected
+#[test]
+fn replay_all_takes_the_statuses_that_it_is_given_and_no_other() {
+    let database = parked_database();
+    for (chosen, left) in [
+        ("{FAILED}", "CANCELLED,SENT"),
+        ("{SENT}", "CANCELLED,FAILED"),
+        ("{CANCELLED}", "FAILED,SENT"),
+        ("{SENT, CANCELLED, FAILED}", ""),
+    ] {
+        database.execute("DELETE FROM webhook.delivery; DELETE FROM webhook.event");
+        // Several batches, and each of them meets rows of both leaves.
+        bury_many(&database, "a", 30);
+        database.execute_as_engine(
+            "UPDATE webhook.delivery SET status = s.status
+             FROM (SELECT event_id, (ARRAY['FAILED', 'SENT', 'CANCELLED'])[1 + row_number() OVER (ORDER BY event_id) % 3] AS status
+                   FROM webhook.dead_letter) s
+             WHERE delivery.event_id = s.event_id",
         );
+        database.execute(&format!(
+            "CALL webhook_replay_all('a', status => '{chosen}', batch_size => 7)"
+        ));
+        let expected = 10 * chosen.split(',').count() as i64;
+        let queued = "(SELECT count(*) FROM webhook.delivery_queue)";
+        assert_eq!(count(&database, queued), expected, "{chosen}");
+        let others: String = database.query_one_value(
+            "SELECT coalesce(string_agg(DISTINCT status, ',' ORDER BY status), '') FROM webhook.delivery WHERE status <> 'PENDING'",
+        );
+        assert_eq!(others, left, "{chosen}");
     }
 }
 
@@ -348,11 +352,8 @@ fn to_take_a_few_of_many_reads_little() {
         for (call, rows) in [
             (format!("webhook_replay('{event}')"), 1),
             (format!("webhook_discard('{event}', 'b')"), 1),
-            ("webhook_replay_failed('a', max_rows => 100)".into(), 100),
-            ("webhook_replay_failed('*', max_rows => 100)".into(), 100),
-            ("webhook_discard_failed('*', max_rows => 100)".into(), 100),
         ] {
-            let read = rows_read(&mut session, &format!("PERFORM {call}"));
+            let read = rows_read(&mut session, "", &format!("PERFORM {call}"));
             assert!(
                 read < 100 + 20 * rows,
                 "{call} has read {read}, analyzed: {analyzed}"
@@ -362,9 +363,16 @@ fn to_take_a_few_of_many_reads_little() {
             .batch_execute("ANALYZE webhook.dead_letter, webhook.event")
             .unwrap();
     }
+    // Whether there is anything to replay among them or not.
+    for event_type in ["order.created", "no.such"] {
+        let run = "run webhook.replay := webhook.begin_replay('*', 'order.created', NULL, NULL, '{FAILED}', 100);";
+        let batch = format!("run.of_type := '{event_type}'; PERFORM webhook.replay_batch(run)");
+        let read = rows_read(&mut session, run, &batch);
+        assert!((100..2_100).contains(&read), "{event_type}: {read}");
+    }
     // Each row once to count it, and once to replay it.
     let replay_all = "CALL webhook_replay_all('a', batch_size => 100)";
-    let read = rows_read(&mut session, replay_all);
+    let read = rows_read(&mut session, "", replay_all);
     assert!(read > i64::from(MANY) / 2, "replay_all has read {read}");
     assert!(read < 10 * i64::from(MANY), "replay_all has read {read}");
 }
@@ -473,24 +481,6 @@ fn replay_all_in_a_transaction_block_changes_nothing_and_says_why() {
     );
     session.batch_execute("COMMIT").unwrap();
     assert_eq!(statuses(&database, event), "a FAILED");
-}
-
-/// Rows of the extension's tables and entries of its indexes that a statement of plpgsql reads; by this session alone, since
-/// the worker and autovacuum read as well.
-fn rows_read(session: &mut Client, statement: &str) -> i64 {
-    const READ: &str = "(SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class
-                         WHERE relnamespace = 'webhook'::regnamespace AND relkind IN ('r', 'i'))";
-    let measure = format!(
-        "DO $$
-         DECLARE
-             before bigint := {READ};
-         BEGIN
-             {statement};
-             PERFORM set_config('test.read', ({READ} - before)::text, false);
-         END $$"
-    );
-    session.batch_execute(&measure).unwrap();
-    call(session, "current_setting('test.read')")
 }
 
 fn ids(requests: &[Request]) -> Vec<Uuid> {

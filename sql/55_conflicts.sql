@@ -1,0 +1,38 @@
+-- Conflicts: people, the worker and these functions change the same deliveries at the same time.
+--
+-- A person who updates webhook.delivery moves rows between its leaves, and whoever meets such a row gets a serialization error
+-- from PostgreSQL. The functions that people call must not hand that error on, nor make a person's UPDATE lose in a deadlock.
+
+-- Replays, discards or redacts, and says how many rows that changed; whatever others do to the same deliveries meanwhile. A
+-- single try waits for a lock less than the deadlock_timeout of a person who waits for us, so that it is never that person who
+-- loses; between two tries nothing is locked. The caller's own lock_timeout, which the default reads before the one below
+-- holds, limits all of them together.
+CREATE FUNCTION webhook.change(
+    what text, event_ids uuid[], endpoint_ids int[], statuses text[] DEFAULT NULL,
+    patience interval DEFAULT current_setting('lock_timeout')::interval)
+    RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '250ms' AS $$
+DECLARE
+    conflicts_left int := 100;
+    began timestamptz := clock_timestamp();
+BEGIN
+    LOOP
+        BEGIN
+            RETURN CASE what
+                WHEN 'replay' THEN webhook.requeue(event_ids, endpoint_ids, statuses)
+                WHEN 'discard' THEN webhook.discard(event_ids, endpoint_ids)
+                WHEN 'redact' THEN webhook.redact(event_ids[1])
+            END;
+        EXCEPTION
+            WHEN lock_not_available THEN
+                IF patience > interval '0' AND clock_timestamp() > began + patience THEN
+                    RAISE;
+                END IF;
+            WHEN serialization_failure OR deadlock_detected THEN
+                conflicts_left := conflicts_left - CASE SQLSTATE WHEN '40P01' THEN 30 ELSE 1 END;
+                IF conflicts_left < 0 OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+                    RAISE;
+                END IF;
+        END;
+    END LOOP;
+END $$;
