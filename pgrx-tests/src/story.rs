@@ -1,4 +1,6 @@
-//! What `webhook_why()` tells of an event, and states of an event to be told.
+//! What `webhook_why()` tells, and states of deliveries and endpoints to be told.
+
+use std::sync::OnceLock;
 
 use postgres::Client;
 use serde_json::json;
@@ -16,24 +18,26 @@ pub fn database() -> Database {
 
 /// What a superuser is told, in UTC.
 #[track_caller]
-pub fn why(database: &Database, event: Uuid) -> Vec<String> {
+pub fn why(database: &Database, about: impl ToString) -> Vec<String> {
     let mut client = database.connect();
     client.batch_execute("SET timezone = 'UTC'").unwrap();
-    told(&mut client, event)
+    told(&mut client, about)
 }
 
 #[track_caller]
-pub fn told(client: &mut Client, event: Uuid) -> Vec<String> {
-    let rows = client.query("SELECT webhook_why($1)", &[&event]);
+pub fn told(client: &mut Client, about: impl ToString) -> Vec<String> {
+    let rows = client.query("SELECT webhook_why($1)", &[&about.to_string()]);
     let rows = rows.unwrap_or_else(|error| panic!("{error:?}"));
     rows.iter().map(|row| row.get(0)).collect()
 }
 
+/// One sentence has all of these facts.
 #[track_caller]
-pub fn assert_told(told: &[String], sentence: &str) {
+pub fn assert_told(told: &[String], facts: &[&str]) {
+    let has_all = |told: &String| facts.iter().all(|fact| told.contains(fact));
     assert!(
-        told.iter().any(|told| told.trim() == sentence),
-        "{sentence:?} is not in {told:#?}"
+        told.iter().any(has_all),
+        "{facts:?} is not told in {told:#?}"
     );
 }
 
@@ -43,25 +47,32 @@ pub fn assert_not_told(told: &[String], part: &str) {
     assert_eq!(sentence, None, "says {part:?}");
 }
 
-/// A transaction that is never committed, where any state can be written and no worker acts on it. Its endpoint
-/// `shop`, number 1 and with the default policy, gets every event; now() stands still, in the time zone of the session.
+/// A transaction that is never committed, where any state can be written and no worker acts on it. Its endpoint `shop`,
+/// with the default policy, gets every event; now() stands still, in the time zone of the session. All stories are told
+/// in one database: that of another thread waits for this one to end, since its endpoint has the same name.
 pub struct Story {
     pub client: Client,
-    _database: Database,
+    pub shop: i32,
 }
 
 impl Story {
     #[track_caller]
     pub fn begin() -> Story {
-        let database = database();
-        let client = database.connect();
-        let mut story = Story {
-            client,
-            _database: database,
-        };
-        story.run("BEGIN; SET LOCAL ROLE webhook_owner; SET LOCAL timezone = '<+0530>-05:30'");
-        story.run("SELECT webhook_set_endpoint('shop', 'http://127.0.0.1:1/')");
+        static DATABASE: OnceLock<Database> = OnceLock::new();
+        let mut client = DATABASE.get_or_init(database).connect();
+        let begin = "BEGIN; SET LOCAL ROLE webhook_owner; SET LOCAL timezone = '<+0530>-05:30'";
+        client.batch_execute(begin).unwrap();
+        let add = "SELECT id FROM webhook_set_endpoint('shop', 'http://127.0.0.1:1/')";
+        let shop = client.query_one(add, &[]).unwrap().get(0);
+        let mut story = Story { client, shop };
+        story.run("SAVEPOINT beginning");
         story
+    }
+
+    /// Back to where there was nothing but the endpoint.
+    #[track_caller]
+    pub fn rewind(&mut self) {
+        self.run("ROLLBACK TO SAVEPOINT beginning");
     }
 
     #[track_caller]
@@ -74,7 +85,9 @@ impl Story {
     #[track_caller]
     pub fn emit(&mut self) -> Uuid {
         let event = database::emit(&mut self.client, "order.created", json!({}));
-        self.run("UPDATE webhook.delivery SET next_attempt_at = least(next_attempt_at, now())");
+        self.run(&format!(
+            "UPDATE webhook.delivery SET next_attempt_at = least(next_attempt_at, now()) WHERE event_id = '{event}'"
+        ));
         event
     }
 
@@ -90,16 +103,18 @@ impl Story {
 
     #[track_caller]
     pub fn attempt(&mut self, event: Uuid, claim_seq: i32, columns: &str, values: &str) {
+        let shop = self.shop;
         self.run(&format!(
             "INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, duration_ms, {columns})
-             VALUES ('{event}', 1, {claim_seq}, 35, {values})"
+             VALUES ('{event}', {shop}, {claim_seq}, 35, {values})"
         ));
     }
 
     #[track_caller]
     pub fn breaker(&mut self, columns: &str, values: &str) {
+        let shop = self.shop;
         self.run(&format!(
-            "INSERT INTO webhook.breaker (endpoint_id, {columns}) VALUES (1, {values})"
+            "INSERT INTO webhook.breaker (endpoint_id, {columns}) VALUES ({shop}, {values})"
         ));
     }
 
@@ -114,8 +129,8 @@ impl Story {
     }
 
     #[track_caller]
-    pub fn told(&mut self, event: Uuid) -> Vec<String> {
-        told(&mut self.client, event)
+    pub fn told(&mut self, about: impl ToString) -> Vec<String> {
+        told(&mut self.client, about)
     }
 
     /// A time in relation to now(), as it is told.

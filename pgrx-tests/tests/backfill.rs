@@ -55,9 +55,9 @@ fn it_makes_deliveries_of_what_matches_now_and_nothing_the_second_time() {
          VALUES (webhook.new_id(), 'acme', 'webhook.test', '{{\"total\": 120}}', clock_timestamp())"
     ));
     database.add_endpoint_with(
-        "a",
+        "acme/a",
         &Receiver::closed_url(),
-        "'{order.*, !order.draft, webhook.*}', tenant => 'acme', filter => '$.data.total > 100'",
+        "'{order.*, !order.draft, webhook.*}', filter => '$.data.total > 100'",
     );
     database.execute("UPDATE webhook.endpoint SET paused_at = now()");
 

@@ -407,6 +407,8 @@ fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
          SELECT public.webhook_unwatch('pg_temp.watched')".into(),
         "SELECT * FROM public.webhook_status()".into(),
         format!("SELECT public.webhook_why('{event}')"),
+        "SELECT public.webhook_why('orders')".into(),
+        "SELECT public.webhook_why()".into(),
         "SELECT * FROM webhook.endpoint_status".into(),
         "SELECT * FROM webhook.failed".into(),
         "SELECT * FROM webhook.metrics".into(),
@@ -503,6 +505,7 @@ fn plans_show_no_credentials_to_those_who_may_not_see_them() {
     let event = stage.event;
     for (level, sql) in [
         ("read", format!("SELECT webhook_why('{event}')")),
+        ("read", "SELECT webhook_why('orders')".into()),
         (
             "read",
             "SELECT * FROM webhook.endpoint_status WHERE endpoint = 'orders'".into(),
