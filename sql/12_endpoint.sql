@@ -97,10 +97,11 @@ BEGIN
     ELSIF NEW.format <> 'template' AND NEW.template IS NOT NULL THEN
         problem := format('the format %s has no template', NEW.format);
         remedy := 'Use the format template, or leave the template null.';
-    ELSIF NEW.name !~ '^[^[:cntrl:]/]{1,200}$' OR NEW.name = '*' THEN
+    -- The database's collation says what a control character and a space are; that of the columns knows ASCII alone.
+    ELSIF NEW.name COLLATE "default" !~ '^[^[:cntrl:]/]{1,200}$' OR NEW.name = '*' THEN
         problem := 'the name must have 1 to 200 characters, no / and no control characters, and not be *';
         remedy := 'Choose a short name such as ''billing''; the address of a tenant''s endpoint is tenant/name.';
-    ELSIF NOT webhook.is_tenant(NEW.tenant) THEN
+    ELSIF NOT webhook.is_tenant(NEW.tenant COLLATE "default") THEN
         problem := 'the tenant must have 1 to 200 characters, no /, no white space and no control characters, and not be *';
         remedy := 'Leave the tenant out for an endpoint that serves everyone; the address is then its name alone.';
     ELSIF NEW.url !~ '^[!-~]+$' OR NEW.url ~ '["<>`]' OR length(NEW.url) > 2048 THEN

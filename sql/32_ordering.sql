@@ -17,7 +17,7 @@
 
 CREATE TABLE webhook.lane (
     endpoint_id  int  NOT NULL,
-    ordering_key text NOT NULL,
+    ordering_key text COLLATE "C" NOT NULL,
     event_id     uuid NOT NULL,
     PRIMARY KEY (endpoint_id, ordering_key)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);

@@ -75,6 +75,27 @@ fn no_index_of_the_queue_knows_the_status() {
 }
 
 #[test]
+fn no_index_depends_on_the_collation_of_the_operating_system() {
+    assert_each(
+        r#"SELECT pg_get_indexdef(i.indexrelid), 0 = ALL (ARRAY(
+               SELECT count(*) FROM unnest(i.indcollation::oid[]) AS used (id) WHERE used.id NOT IN (0, '"C"'::regcollation)))
+           FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid WHERE c.relnamespace = 'webhook'::regnamespace"#,
+    );
+}
+
+#[test]
+fn every_table_that_grows_says_when_it_is_vacuumed() {
+    // The others have a row for each endpoint or policy, written by people.
+    assert_each(
+        "SELECT c.oid::regclass::text,
+                EXISTS (SELECT FROM pg_options_to_table(c.reloptions) WHERE option_name = 'autovacuum_vacuum_scale_factor')
+         FROM pg_class c
+         WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind = 'r'
+           AND c.relname NOT IN ('policy', 'endpoint', 'removed_endpoint', 'secret')",
+    );
+}
+
+#[test]
 fn what_waits_in_its_schema_to_be_taken_for_a_function_or_operator_of_the_system_is_not() {
     let database = Cluster::shared().plain_database("trojans");
     // Each fits what the script calls better than the polymorphic one of the system.
