@@ -123,14 +123,16 @@ BEGIN
 END $$;
 
 -- These deliveries are gone: their attempts go too, and each event that is older and that no delivery has any more, with
--- all its attempts. An attempt that stays, locked or too many for one step, keeps its event, and is found again by it.
-CREATE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS void
+-- all its attempts. An attempt that stays, locked or too many for one step, keeps its event, and is found again by it. Says how
+-- many events have gone.
+CREATE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS int
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
     SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     unneeded uuid[];
+    forgotten int;
 BEGIN
     DELETE FROM webhook.attempt
     WHERE ctid = ANY (ARRAY(
@@ -155,4 +157,6 @@ BEGIN
 
     DELETE FROM webhook.event v
     WHERE v.id = ANY (unneeded) AND NOT EXISTS (SELECT FROM webhook.attempt a WHERE a.event_id = v.id OFFSET 0);
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    RETURN forgotten;
 END $$;

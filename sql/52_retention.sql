@@ -1,4 +1,4 @@
--- Retention: what nobody needs any more goes, a little at a time.
+-- Retention: rows that nobody needs any more go, a little at a time.
 --
 -- A finished delivery goes webhook.retention_sent after it was SENT or CANCELLED, webhook.retention_failed after it has
 -- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it,
@@ -18,12 +18,13 @@ CREATE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN (lpad(to_hex(greatest(0, floor(extract(epoch FROM emitted_at) * 1000))::bigint), 12, '0') || repeat('0', 20))::uuid;
 
--- One step: looks at no more than that many deliveries, events and keys, each kind from where the last step has come to, and
--- says how many there were; fewer than asked for means that nothing else is due. Where it has come to is only a short
--- cut past what is deleted and not yet vacuumed, and past old events that are still needed: null is the beginning.
+-- One step: looks at no more than that many sent deliveries, dead letters, events and keys, each kind from where the last step
+-- has come to. `more`: one kind had as many as asked for, so there may be others; `behind`: that many of one kind had to go. Each
+-- kind has its own limit, or a steady flow of one would keep the others for ever. Where the step has come to is only a short cut past rows that are deleted and
+-- not yet vacuumed, and past old events that are still needed: null is the beginning.
 CREATE FUNCTION webhook.expire(
     step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
-    OUT seen int)
+    OUT more boolean, OUT behind boolean)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
@@ -33,12 +34,14 @@ DECLARE
     failed_before timestamptz := now() - nullif(webhook.setting('retention_failed'), '-1')::interval;
     tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own, when it has seen the outcome
     key_before timestamptz := now() - webhook.setting('idempotency_window')::interval;
+    sent int := 0;
+    failed int := 0;
+    events int;
     keys int;
     event_ids uuid[];
     endpoint_ids int[];
 BEGIN
-    seen := 0;
-    -- What a crash brings back goes once more.
+    -- Rows that a crash brings back go once more.
     PERFORM set_config('synchronous_commit', 'off', true);
 
     -- Where nobody has heard of any endpoint, a restore is under way.
@@ -53,7 +56,7 @@ BEGIN
             RETURNING event_id, endpoint_id, completed_at
         )
         SELECT array_agg(g.event_id), array_agg(g.endpoint_id), coalesce(max(g.completed_at), sent_from), count(*)
-        INTO event_ids, endpoint_ids, sent_from, seen
+        INTO event_ids, endpoint_ids, sent_from, sent
         FROM gone g;
 
         WITH gone AS (
@@ -62,12 +65,12 @@ BEGIN
                 SELECT f.ctid FROM webhook.dead_letter f
                 WHERE f.completed_at >= coalesce(failed_from, '-infinity') AND f.completed_at < failed_before
                   AND (f.event_type <> 'webhook.test' OR f.completed_at < tests_before)
-                ORDER BY f.completed_at LIMIT step - seen FOR UPDATE SKIP LOCKED))
+                ORDER BY f.completed_at LIMIT step FOR UPDATE SKIP LOCKED))
             RETURNING event_id, endpoint_id, completed_at
         )
         SELECT event_ids || array_agg(g.event_id), endpoint_ids || array_agg(g.endpoint_id),
-               coalesce(max(g.completed_at), failed_from), seen + count(*)
-        INTO event_ids, endpoint_ids, failed_from, seen
+               coalesce(max(g.completed_at), failed_from), count(*)
+        INTO event_ids, endpoint_ids, failed_from, failed
         FROM gone g;
 
         PERFORM webhook.forget(event_ids, endpoint_ids, sent_before);
@@ -77,9 +80,8 @@ BEGIN
     event_ids := ARRAY(
         SELECT v.id FROM webhook.event v
         WHERE v.id > coalesce(event_after, '00000000-0000-0000-0000-000000000000') AND v.id < webhook.first_id(sent_before)
-        ORDER BY v.id LIMIT step - seen);
-    PERFORM webhook.forget(event_ids, NULL, sent_before);
-    seen := seen + cardinality(event_ids);
+        ORDER BY v.id LIMIT step);
+    events := webhook.forget(event_ids, NULL, sent_before);
     event_after := coalesce(event_ids[cardinality(event_ids)], event_after);
 
     WITH gone AS (
@@ -87,11 +89,29 @@ BEGIN
         WHERE ctid = ANY (ARRAY(
             SELECT i.ctid FROM webhook.idempotency i
             WHERE i.created_at >= coalesce(key_from, '-infinity') AND i.created_at < key_before
-            ORDER BY i.created_at LIMIT step - seen FOR UPDATE SKIP LOCKED))
+            ORDER BY i.created_at LIMIT step FOR UPDATE SKIP LOCKED))
         RETURNING created_at
     )
     SELECT count(*), coalesce(max(g.created_at), key_from) INTO keys, key_from FROM gone g;
-    seen := seen + keys;
+    behind := step <= greatest(sent, failed, events, keys);
+    more := behind OR step <= cardinality(event_ids);
+END $$;
+
+-- How long ago the oldest row that has outlived its retention should have gone: a delivery, or an idempotency key. One probe
+-- of an index each. Events are not asked: a dead letter keeps its event for as long as it needs it.
+CREATE FUNCTION webhook.retention_lag() RETURNS interval
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET timezone = 'UTC' AS $$
+BEGIN
+    RETURN greatest(
+        interval '0',
+        now() - nullif(webhook.setting('retention_sent'), '-1')::interval
+            - (SELECT h.completed_at FROM webhook.delivery_history h ORDER BY h.completed_at LIMIT 1),
+        now() - nullif(webhook.setting('retention_failed'), '-1')::interval
+            - (SELECT f.completed_at FROM webhook.dead_letter f ORDER BY f.completed_at LIMIT 1),
+        now() - webhook.setting('idempotency_window')::interval
+            - (SELECT i.created_at FROM webhook.idempotency i ORDER BY i.created_at LIMIT 1));
 END $$;
 
 -- Counters of the next endpoints, at most that many, older than 48 hours; of each endpoint and status the newest hour stays

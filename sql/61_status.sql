@@ -32,25 +32,71 @@ BEGIN
         worker_state.reason := format(
             '%s of %s endpoints belong to another installation (a restored or copied database?); SELECT webhook_adopt() takes them over',
             foreign_count, (SELECT count(*) FROM webhook.endpoint));
-    ELSIF worker_state.state = 'running' AND webhook.is_without_site() THEN
-        worker_state.reason := 'webhook.site is not set: a physical copy of this server (base backup, snapshot) would send too';
+    ELSIF worker_state.state = 'running' THEN
+        worker_state.reason := coalesce(nullif(concat_ws('; ',
+            CASE WHEN webhook.retention_lag() > interval '10 min' THEN
+                format('retention is behind: rows stay %s longer than they should', date_trunc('minute', webhook.retention_lag())) END,
+            CASE WHEN webhook.is_without_site() THEN
+                'webhook.site is not set: a physical copy of this server (base backup, snapshot) would send too' END), ''), worker_state.reason);
     END IF;
 END $$;
 
+-- Deliveries are counted up to here, so that a look at a long queue costs no more than one at a short one.
+CREATE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
+
+-- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
+-- in flight are.
+CREATE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delivery_queue
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT q.* FROM (
+            SELECT due.* FROM (SELECT q.* FROM webhook.delivery_queue q
+                               WHERE q.endpoint_id = head_of_queue.endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+                               ORDER BY q.next_attempt_at, q.event_id LIMIT webhook.count_limit() + 1) due
+            UNION ALL
+            SELECT aside.* FROM (SELECT q.* FROM webhook.delivery_queue q
+                                 WHERE q.endpoint_id = head_of_queue.endpoint
+                                   AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL)
+                                 LIMIT webhook.count_limit() + 1) aside
+        ) q LIMIT webhook.count_limit() + 1;
+    END;
+
+-- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, and since when the oldest
+-- has been due: one probe of an index for each endpoint.
+CREATE FUNCTION webhook.queue_gauge(OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval)
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
+DECLARE
+    most CONSTANT int := webhook.count_limit();
+BEGIN
+    SELECT count(*) INTO queued FROM (SELECT FROM webhook.delivery_queue q LIMIT most + 1) q;
+    SELECT count(*) FILTER (WHERE webhook.is_ready(q, NULL)) INTO due
+    FROM (SELECT q.* FROM webhook.endpoint e
+          CROSS JOIN LATERAL (SELECT q.* FROM webhook.delivery_queue q
+                              WHERE q.endpoint_id = e.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+                                AND q.next_attempt_at <= now()
+                              LIMIT most) q
+          LIMIT most) q;
+    SELECT now() - min(greatest(first.next_attempt_at, first.created_at)) INTO oldest_due
+    FROM webhook.endpoint e
+    CROSS JOIN LATERAL (SELECT q.next_attempt_at, q.created_at FROM webhook.delivery_queue q
+                        WHERE q.endpoint_id = e.id AND q.next_attempt_at <= now() AND webhook.is_ready(q, NULL)
+                        ORDER BY q.next_attempt_at, q.event_id LIMIT 1) first;
+    more := queued > most;
+    queued := least(queued, most);
+END $$;
+
 CREATE FUNCTION webhook.status()
-    RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint,
-                   oldest_due interval, last_error text, last_error_at timestamptz)
+    RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint, more boolean,
+                   oldest_due interval, retention_lag interval, last_error text, last_error_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT current_database(), w.pid, w.state, w.reason, coalesce(w.in_flight, 0), q.queued, q.due, q.oldest_due,
-           w.last_error, w.last_error_at
-    FROM webhook.worker_state() w,
-         (SELECT count(*) AS queued,
-                 count(*) FILTER (WHERE webhook.is_ready(d, NULL)) AS due,
-                 now() - min(greatest(d.next_attempt_at, d.created_at)) FILTER (WHERE webhook.is_ready(d, NULL)) AS oldest_due
-          FROM webhook.delivery_queue d) q;
+    SELECT current_database(), w.pid, w.state, w.reason, coalesce(w.in_flight, 0), q.queued, q.due, q.more, q.oldest_due,
+           webhook.retention_lag(), w.last_error, w.last_error_at
+    FROM webhook.worker_state() w, webhook.queue_gauge() q;
 END $$;
 
 -- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.
@@ -65,8 +111,8 @@ BEGIN
     RETURN webhook.origin();
 END $$;
 
--- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment; the last success, our
--- own events not counted, is known to within 5 s.
+-- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment and end at
+-- webhook.count_limit(); `more` says that one of them does. The last success, our own events not counted, is known to within 5 s.
 CREATE VIEW webhook.endpoint_status AS
 SELECT webhook.address(e.tenant, e.name) AS endpoint,
        CASE
@@ -78,9 +124,10 @@ SELECT webhook.address(e.tenant, e.name) AS endpoint,
                     ELSE b.reason END AS reason,
        CASE s.state WHEN 'held' THEN NULL WHEN 'disabled' THEN e.disabled_at WHEN 'paused' THEN e.paused_at
                     ELSE b.opened_at END AS since,
-       queue.queued, queue.in_flight,
-       CASE WHEN s.state <> 'ready' THEN queue.due ELSE 0 END AS parked,
-       (SELECT count(*) FROM webhook.dead_letter d WHERE d.endpoint_id = e.id) AS failed,
+       least(queue.queued, webhook.count_limit()) AS queued, queue.in_flight,
+       CASE WHEN s.state <> 'ready' THEN least(queue.due, webhook.count_limit()) ELSE 0 END AS parked,
+       least(dead.failed, webhook.count_limit()) AS failed,
+       greatest(queue.queued, dead.failed) > webhook.count_limit() AS more,
        coalesce(b.consecutive_failures, 0) AS consecutive_failures,
        coalesce(b.trips, 0) AS trips,
        CASE s.state WHEN 'open' THEN b.probe_at END AS next_probe_at,
@@ -96,8 +143,12 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) AS queued, count(*) FILTER (WHERE q.status = 'SENDING') AS in_flight,
            count(*) FILTER (WHERE webhook.is_ready(q, b.retries_before)) AS due
-    FROM webhook.queue_of(e.id) q
+    FROM webhook.head_of_queue(e.id) q
 ) queue
+CROSS JOIN LATERAL (
+    SELECT count(*) AS failed
+    FROM (SELECT FROM webhook.dead_letter d WHERE d.endpoint_id = e.id LIMIT webhook.count_limit() + 1) d
+) dead
 CROSS JOIN LATERAL (
     SELECT max(t.last_at) AS last_at FROM webhook.tally t WHERE t.endpoint_id = e.id AND t.status = 'SENT'
 ) success;

@@ -18,7 +18,7 @@ DECLARE
     -- Called by the views, as whoever reads them; and what the procedures, which commit and so run as their caller, are made of.
     called_by_views CONSTANT text[] :=
         '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
-          wait_in_a_word, queue_of}';
+          wait_in_a_word, queue_of, head_of_queue, count_limit}';
     called_by_procedures CONSTANT text[] :=
         '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch, begin_backfill, backfill_batch}';
     of_the_owner CONSTANT text[] :=
@@ -146,10 +146,12 @@ BEGIN
     END IF;
 END $$;
 
--- Asked before the extension is dropped (src/uninstall.rs).
-CREATE FUNCTION webhook.unsent() RETURNS bigint
+-- Asked before the extension is dropped (src/uninstall.rs): how many deliveries wait, as a sentence has it.
+CREATE FUNCTION webhook.unsent() RETURNS text
     LANGUAGE sql STABLE
-    RETURN (SELECT count(*) FROM webhook.delivery_queue);
+    RETURN (SELECT CASE WHEN count(*) > webhook.count_limit() THEN 'more than ' || webhook.count_limit()
+                        ELSE count(*)::text END
+            FROM (SELECT FROM webhook.delivery_queue LIMIT webhook.count_limit() + 1) q);
 
 -- The rights that would outlive the extension, and keep roles from being dropped: USAGE on a schema of ours alone, and CONNECT.
 CREATE FUNCTION webhook.withdraw_grants() RETURNS void

@@ -100,7 +100,8 @@ CREATE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
 
 CREATE FUNCTION @extschema@.webhook_status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint,
-                   due bigint, oldest_due interval, last_error text, last_error_at timestamptz)
+                   due bigint, more boolean, oldest_due interval, retention_lag interval, last_error text,
+                   last_error_at timestamptz)
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.status(); END;
 

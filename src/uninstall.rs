@@ -42,7 +42,7 @@ pub unsafe fn before(node: *mut pg_sys::Node) {
         drops.then(store::unsent).flatten()
     });
     let Some(unsent) = lost else { return };
-    if unsent > 0 {
+    if unsent != "0" {
         notice::warn(
             PgSqlErrorCode::ERRCODE_WARNING,
             format!("{unsent} deliveries were not sent yet and are dropped with the extension"),

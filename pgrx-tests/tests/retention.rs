@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postgres::Client;
 use serde_json::json;
@@ -732,6 +732,125 @@ fn trouble_with_retention_is_reported_and_delivery_goes_on() {
         &database,
         &format!("SELECT NOT EXISTS (SELECT FROM webhook.event WHERE id = '{event}')"),
     );
+}
+
+#[test]
+fn a_flow_of_one_kind_keeps_no_other_from_going() {
+    const STEP: usize = 10;
+    let cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let mut client = database.connect();
+    client
+        .batch_execute(&format!(
+            "SET webhook.retention_sent = '7d';
+             SET webhook.retention_failed = '30d';
+             SELECT past('SENT', '8 days') FROM generate_series(1, {STEP} + 1);
+             SELECT past('FAILED', '40 days'), past_event('9 days');
+             INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
+             VALUES ('', 'old', webhook.new_id(), now() - interval '2 days')"
+        ))
+        .unwrap();
+    let step = format!("SELECT more, behind FROM webhook.expire({STEP}, NULL, NULL, NULL, NULL)");
+    let left = "SELECT (SELECT count(*) FROM webhook.delivery_history), (SELECT count(*) FROM webhook.dead_letter),
+                       (SELECT count(*) FROM webhook.idempotency)";
+    let mut expire = || {
+        let said = client.query_one(&step, &[]).unwrap();
+        let left = client.query_one(left, &[]).unwrap();
+        let counts: (i64, i64, i64) = (left.get(0), left.get(1), left.get(2));
+        (said.get::<_, bool>(0), said.get::<_, bool>(1), counts)
+    };
+    assert_eq!(expire(), (true, true, (1, 0, 0)));
+    assert_eq!(expire(), (false, false, (0, 0, 0)));
+}
+
+#[test]
+fn old_events_that_are_needed_make_retention_look_on_but_not_hurry() {
+    let cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let mut client = database.connect();
+    client
+        .batch_execute(
+            "SET webhook.retention_sent = '7d';
+             SELECT past('FAILED', '8 days') FROM generate_series(1, 20)",
+        )
+        .unwrap();
+    let step = "SELECT more, behind FROM webhook.expire(10, NULL, NULL, NULL, NULL)";
+    let said = client.query_one(step, &[]).unwrap();
+    assert_eq!((said.get(0), said.get(1)), (true, false));
+}
+
+/// Of the time in which the worker removes a backlog, its steps take a good part: 5% of it would be a ratio of 20.
+#[test]
+fn retention_that_is_behind_takes_more_of_the_workers_time() {
+    const EXPIRED: i64 = 40_000;
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let mut client = database.connect();
+    let expired = format!(
+        "INSERT INTO webhook.delivery_history
+             (event_id, endpoint_id, event_type, status, attempts, max_attempts, created_at, completed_at)
+         SELECT webhook.new_id(), e.id, 'past.event', 'SENT', 1, 3, at, at
+         FROM webhook.endpoint e, generate_series(1, {EXPIRED}) n, LATERAL (SELECT now() - interval '8 days' + n * interval '1 ms') t (at)"
+    );
+    client.batch_execute(&expired).unwrap();
+    let begun = Instant::now();
+    client
+        .batch_execute(&format!(
+            "SET webhook.retention_sent = '7d';
+             DO $$ BEGIN FOR step IN 1..{EXPIRED} / 1000 LOOP
+                 PERFORM webhook.expire(1000, NULL, NULL, NULL, NULL);
+                 COMMIT;
+             END LOOP; END $$;
+             RESET webhook.retention_sent"
+        ))
+        .unwrap();
+    let steps_alone = begun.elapsed();
+
+    client.batch_execute(&expired).unwrap();
+    client
+        .batch_execute("VACUUM webhook.delivery_history")
+        .unwrap();
+    keep_as_by_default(&mut cluster);
+    wait_until(
+        &database,
+        &format!("SELECT count(*) < {EXPIRED} FROM webhook.delivery_history"),
+    );
+    let begun = Instant::now();
+    wait_until(
+        &database,
+        "SELECT count(*) = 0 FROM webhook.delivery_history",
+    );
+    let ratio = begun.elapsed().as_secs_f64() / steps_alone.as_secs_f64();
+    assert!(ratio < 12.0, "{ratio}");
+}
+
+#[test]
+fn status_says_how_far_retention_is_behind() {
+    let database = database(Cluster::shared(), &Receiver::start());
+    past(&database, "SENT", "6 days 23:00");
+    let fine = "SELECT retention_lag = interval '0' AND coalesce(reason, '') !~ 'retention' FROM webhook_status()";
+    wait_until(&database, fine);
+    // A trigger is the only thing that keeps rows which nobody has locked.
+    database.execute(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER keep BEFORE DELETE ON webhook.delivery_history FOR EACH ROW EXECUTE FUNCTION keep();
+         CREATE TRIGGER keep BEFORE DELETE ON webhook.dead_letter FOR EACH ROW EXECUTE FUNCTION keep()",
+    );
+    past(&database, "SENT", "7 days 00:02");
+    let lag_is = |from: &str, to: &str, says: bool| {
+        database.wait_until(&format!(
+            "SELECT retention_lag BETWEEN '{from}' AND '{to}' AND (coalesce(reason, '') ~ 'retention is behind') = {says}
+             FROM webhook_status()"
+        ))
+    };
+    lag_is("2 min", "9 min", false);
+    past(&database, "SENT", "7 days 03:00");
+    lag_is("3 h", "3 h 59 min", true);
+    past(&database, "FAILED", "32 days");
+    lag_is("2 days", "2 days 1 h", true);
+
+    database.execute("DROP FUNCTION keep CASCADE");
+    wait_until(&database, fine);
 }
 
 #[test]

@@ -18,8 +18,8 @@ pub fn may_drop_schema(user: pg_sys::Oid, names: Vec<String>) -> bool {
     value(sql, &[user.into(), names.into()]).unwrap_or(false)
 }
 
-/// How many deliveries are queued; nothing where somebody has renamed our schema.
-pub fn unsent() -> Option<i64> {
+/// How many deliveries are queued, in words; nothing where somebody has renamed our schema.
+pub fn unsent() -> Option<String> {
     let exists = "SELECT to_regprocedure('webhook.unsent()') IS NOT NULL";
     value::<bool>(exists, &[])?
         .then(|| value("SELECT webhook.unsent()", &[]))

@@ -209,7 +209,7 @@ thread_local! {
         Call::new("SELECT webhook.expire_overdue($1) + webhook.expire_parked($1)")
     };
     static EXPIRE: Call = const {
-        Call::new("SELECT seen, sent_from, failed_from, event_after, key_from FROM webhook.expire($1, $2, $3, $4, $5)")
+        Call::new("SELECT more, behind, sent_from, failed_from, event_after, key_from FROM webhook.expire($1, $2, $3, $4, $5)")
     };
     static EXPIRE_TALLY: Call = const { Call::new("SELECT webhook.expire_tally($1, $2)") };
 }
@@ -224,8 +224,10 @@ pub struct Place {
 }
 
 pub struct Expired {
-    /// How many deliveries, events and keys were looked at.
-    pub seen: usize,
+    /// The step has not come to the end.
+    pub more: bool,
+    /// It had to remove as many rows as it may.
+    pub behind: bool,
     pub place: Place,
 }
 
@@ -247,12 +249,13 @@ pub fn expire(
     )?
     .first();
     Ok(Expired {
-        seen: usize::try_from(row.get::<i32>(1)?.unwrap_or_default()).unwrap_or(0),
+        more: row.get::<bool>(1)?.unwrap_or_default(),
+        behind: row.get::<bool>(2)?.unwrap_or_default(),
         place: Place {
-            sent_from: row.get(2)?,
-            failed_from: row.get(3)?,
-            event_after: row.get(4)?,
-            key_from: row.get(5)?,
+            sent_from: row.get(3)?,
+            failed_from: row.get(4)?,
+            event_after: row.get(5)?,
+            key_from: row.get(6)?,
         },
     })
 }
