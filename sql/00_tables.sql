@@ -96,7 +96,9 @@ CREATE TABLE webhook.removed_endpoint (
     id         int         PRIMARY KEY,
     tenant     text        COLLATE "C",
     name       text        COLLATE "C" NOT NULL,
-    removed_at timestamptz NOT NULL DEFAULT now()
+    pending    text        NOT NULL DEFAULT 'cancel' CHECK (pending IN ('cancel', 'fail')),   -- the end of what still waits for it
+    removed_at timestamptz NOT NULL DEFAULT now(),
+    ended_at   timestamptz NOT NULL DEFAULT now()   -- when a delivery of it was last ended; retention forgets it some time later
 );
 
 CREATE TABLE webhook.secret (
@@ -290,6 +292,13 @@ CREATE TYPE webhook.backfill AS (
 -- Each run of a worker has a number of its own. It signs its claims with it and holds an advisory lock on
 -- it, so that the next one can tell which claims have lost their owner.
 CREATE SEQUENCE webhook.worker_instance AS int CYCLE;
+
+-- Runs that have begun and not ended in order. Of those whose lock nobody holds the claims are looked for: 45_recovery.sql. Not
+-- part of a dump: the numbers mean nothing to another installation.
+CREATE TABLE webhook.instance (
+    id       int         PRIMARY KEY,
+    begun_at timestamptz NOT NULL DEFAULT now()
+);
 
 SELECT pg_catalog.pg_extension_config_dump('webhook.policy', 'WHERE NOT preset');
 SELECT pg_catalog.pg_extension_config_dump('webhook.endpoint', '');

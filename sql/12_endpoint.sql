@@ -358,12 +358,12 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table.
+-- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table. A page of it at once, and
+-- what is left by the worker, page after page (45_recovery.sql): a long queue must not be one long transaction.
 CREATE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     removed_id int := webhook.require_endpoint(endpoint);
-    page record;
 BEGIN
     IF (pending IN ('cancel', 'fail')) IS NOT TRUE THEN
         RAISE EXCEPTION 'pending cannot be "%"', pending USING ERRCODE = 'invalid_parameter_value',
@@ -372,15 +372,6 @@ BEGIN
     DELETE FROM webhook.endpoint e WHERE e.id = removed_id;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = removed_id;
     DELETE FROM webhook.breaker b WHERE b.endpoint_id = removed_id;
-    -- Page by page, so that no array grows with the queue.
-    LOOP
-        SELECT array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids INTO page
-        FROM (SELECT q.event_id, q.endpoint_id FROM webhook.queue_of(removed_id) q LIMIT 1000) q;
-        EXIT WHEN page.event_ids IS NULL;
-        IF pending = 'fail' THEN
-            PERFORM webhook.fail_queued(page.event_ids, page.endpoint_ids, 'endpoint_removed');
-        ELSE
-            PERFORM webhook.finish_queued(page.event_ids, page.endpoint_ids, 'CANCELLED', 'endpoint_removed');
-        END IF;
-    END LOOP;
+    UPDATE webhook.removed_endpoint r SET pending = remove_endpoint.pending WHERE r.id = removed_id;
+    PERFORM webhook.end_orphans(removed_id - 1, 1000);
 END $$;

@@ -169,23 +169,79 @@ CREATE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
 CREATE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
 
--- Once a minute: turns of deliveries that are gone are passed on, and followers that wait for nobody are called. They are read in
--- the order of their keys, beside the lanes: a join the wrong way round would read all lanes for each.
-CREATE FUNCTION webhook.keep_order() RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_nestloop = off SET plan_cache_mode = force_generic_plan AS $$
+-- Lanes on the next page whose delivery has left the queue; the end is null, as is the beginning.
+CREATE FUNCTION webhook.lost_turns(
+    INOUT after_endpoint int, INOUT after_key text, page_size int, OUT endpoint_ids int[], OUT ordering_keys text[])
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    PERFORM webhook.pass_turn(l.endpoint_id, l.ordering_key, l.event_id)
-    FROM (SELECT l.endpoint_id, l.ordering_key, l.event_id FROM webhook.lane l
-          WHERE NOT EXISTS (SELECT FROM webhook.delivery_queue q
-                            WHERE q.event_id = l.event_id AND q.endpoint_id = l.endpoint_id AND q.ordering_key = l.ordering_key
-                            OFFSET 0)
-          FOR UPDATE SKIP LOCKED) l;
+    WITH page AS MATERIALIZED (
+        SELECT l.endpoint_id, l.ordering_key, l.event_id FROM webhook.lane l
+        WHERE (l.endpoint_id, l.ordering_key) > (coalesce(after_endpoint, 0), coalesce(after_key, ''))
+        ORDER BY l.endpoint_id, l.ordering_key LIMIT page_size
+    ), last AS (
+        SELECT p.endpoint_id, p.ordering_key FROM page p OFFSET page_size - 1
+    )
+    SELECT array_agg(p.endpoint_id), array_agg(p.ordering_key), (SELECT l.endpoint_id FROM last l), (SELECT l.ordering_key FROM last l)
+    INTO endpoint_ids, ordering_keys, after_endpoint, after_key
+    FROM page p
+    WHERE NOT EXISTS (SELECT FROM webhook.delivery_queue q
+                      WHERE q.event_id = p.event_id AND q.endpoint_id = p.endpoint_id AND q.ordering_key = p.ordering_key OFFSET 0);
+END $$;
 
-    PERFORM webhook.call_followers(array_agg(q.event_id), array_agg(q.endpoint_id))
-    FROM webhook.delivery_queue q
-    LEFT JOIN webhook.lane l ON l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key
-    WHERE q.ordering_key IS NOT NULL AND q.waits_for IS NOT NULL AND (l.event_id IS NULL OR l.event_id = q.event_id)
-    HAVING count(*) > 0;
+-- Followers on the next page of all that have a key which wait for nobody.
+CREATE FUNCTION webhook.lost_followers(
+    INOUT after_endpoint int, INOUT after_key text, INOUT after_event uuid, page_size int,
+    OUT event_ids uuid[], OUT endpoint_ids int[])
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    WITH page AS MATERIALIZED (
+        SELECT q.endpoint_id, q.ordering_key, q.event_id, q.waits_for FROM webhook.delivery_queue q
+        WHERE q.ordering_key IS NOT NULL
+          AND (q.endpoint_id, q.ordering_key, q.event_id)
+              > (coalesce(after_endpoint, 0), coalesce(after_key, ''), coalesce(after_event, '00000000-0000-0000-0000-000000000000'))
+        ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT page_size
+    ), last AS (
+        SELECT p.endpoint_id, p.ordering_key, p.event_id FROM page p OFFSET page_size - 1
+    )
+    SELECT array_agg(p.event_id), array_agg(p.endpoint_id),
+           (SELECT l.endpoint_id FROM last l), (SELECT l.ordering_key FROM last l), (SELECT l.event_id FROM last l)
+    INTO event_ids, endpoint_ids, after_endpoint, after_key, after_event
+    FROM page p
+    LEFT JOIN LATERAL (SELECT l.event_id FROM webhook.lane l
+                       WHERE l.endpoint_id = p.endpoint_id AND l.ordering_key = p.ordering_key LIMIT 1) lane ON true
+    WHERE p.waits_for IS NOT NULL AND (lane.event_id IS NULL OR lane.event_id = p.event_id);
+END $$;
+
+-- Now and then, a page of each: turns of deliveries that are gone are passed on, and followers that wait for nobody are called. Says
+-- where the next pages begin; null is the beginning.
+CREATE FUNCTION webhook.keep_order(
+    INOUT lane_endpoint int DEFAULT NULL, INOUT lane_key text DEFAULT NULL,
+    INOUT follower_endpoint int DEFAULT NULL, INOUT follower_key text DEFAULT NULL,
+    INOUT follower_event uuid DEFAULT NULL, page_size int DEFAULT 2000)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    turns record := webhook.lost_turns(lane_endpoint, lane_key, page_size);
+    followers record;
+BEGIN
+    IF turns.endpoint_ids IS NOT NULL THEN
+        PERFORM webhook.pass_turn(l.endpoint_id, l.ordering_key, l.event_id)
+        FROM (SELECT l.endpoint_id, l.ordering_key, l.event_id
+              FROM unnest(turns.endpoint_ids, turns.ordering_keys) AS lost (endpoint_id, ordering_key)
+              JOIN webhook.lane l USING (endpoint_id, ordering_key)
+              FOR UPDATE OF l SKIP LOCKED) l;
+    END IF;
+    followers := webhook.lost_followers(follower_endpoint, follower_key, follower_event, page_size);
+    IF followers.event_ids IS NOT NULL THEN
+        PERFORM webhook.call_followers(followers.event_ids, followers.endpoint_ids);
+    END IF;
+
+    lane_endpoint := turns.after_endpoint;
+    lane_key := turns.after_key;
+    follower_endpoint := followers.after_endpoint;
+    follower_key := followers.after_key;
+    follower_event := followers.after_event;
 END $$;

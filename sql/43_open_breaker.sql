@@ -44,8 +44,7 @@ CREATE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, ope
     RETURN created_at >= opened_at AND wait_reason = 'new';
 
 -- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
--- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many of each endpoint;
--- says how many.
+-- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many in all; says how many.
 CREATE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -72,7 +71,7 @@ BEGIN
                 AND q.next_attempt_at >= CASE (guarded.policy).when_open WHEN 'skip' THEN guarded.opened_at ELSE '-infinity' END
                 AND ((guarded.policy).when_open <> 'skip' OR webhook.is_skipped(q.created_at, q.wait_reason, guarded.opened_at))
               ORDER BY q.next_attempt_at, q.event_id
-              LIMIT page_size FOR UPDATE SKIP LOCKED) due;
+              LIMIT page_size - turned_away FOR UPDATE SKIP LOCKED) due;
         CONTINUE WHEN ids IS NULL;
         turned_away := turned_away + cardinality(ids);
 
@@ -106,6 +105,7 @@ BEGIN
                                                 'circuit_open', attempts_spent => 1);
                 END IF;
         END CASE;
+        EXIT WHEN turned_away >= page_size;
     END LOOP;
     RETURN turned_away;
 END $$;
@@ -131,7 +131,7 @@ BEGIN
 END $$;
 
 -- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as
--- long. At most that many of each endpoint; says how many.
+-- long. At most that many in all; says how many.
 CREATE FUNCTION webhook.expire_parked(page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_bitmapscan = off SET enable_sort = off
@@ -141,17 +141,19 @@ DECLARE
     expired bigint;
 BEGIN
     SELECT webhook.fail_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'expired') INTO expired
-    FROM webhook.endpoint e
-    LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
-    CROSS JOIN LATERAL (SELECT (webhook.policy_of(e.policy)).hold_for AS hold_for) p
-    CROSS JOIN LATERAL (
-        SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = e.id AND webhook.is_ready(q, NULL) AND q.next_attempt_at < now() - p.hold_for
-        ORDER BY q.next_attempt_at, q.event_id
-        LIMIT page_size FOR UPDATE SKIP LOCKED
-    ) q
-    WHERE webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, b.state) NOT IN ('held', 'ready')
-      AND least(b.opened_at, e.paused_at, e.disabled_at) < now() - p.hold_for
+    FROM (SELECT q.event_id, q.endpoint_id
+          FROM webhook.endpoint e
+          LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
+          CROSS JOIN LATERAL (SELECT (webhook.policy_of(e.policy)).hold_for AS hold_for) p
+          CROSS JOIN LATERAL (
+              SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+              WHERE q.endpoint_id = e.id AND webhook.is_ready(q, NULL) AND q.next_attempt_at < now() - p.hold_for
+              ORDER BY q.next_attempt_at, q.event_id
+              LIMIT page_size FOR UPDATE SKIP LOCKED
+          ) q
+          WHERE webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, b.state) NOT IN ('held', 'ready')
+            AND least(b.opened_at, e.paused_at, e.disabled_at) < now() - p.hold_for
+          LIMIT page_size) q
     HAVING count(*) > 0;
     RETURN coalesce(expired, 0);
 END $$;

@@ -1,4 +1,7 @@
 -- Recovery: a claim whose worker is gone, or has forgotten it, goes back to the queue.
+--
+-- The queue is read in pages, by its primary key: page after page when a worker has died, which its row in webhook.instance
+-- tells, and otherwise a page now and then, for claims that a restore has brought or that nobody remembers.
 
 -- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session. Anybody may have
 -- locked a number, or many: the next one does as well. The tries are bounded; the next worker goes on after them.
@@ -11,6 +14,7 @@ BEGIN
     FOR try IN 1..most_tries LOOP
         instance := nextval('webhook.worker_instance');
         IF pg_try_advisory_lock(webhook.instance_lock(), instance) THEN
+            INSERT INTO webhook.instance (id) VALUES (instance) ON CONFLICT (id) DO UPDATE SET begun_at = now();
             RETURN instance;
         END IF;
     END LOOP;
@@ -18,6 +22,13 @@ BEGIN
         USING ERRCODE = 'lock_not_available',
               HINT = format('SELECT pid FROM pg_locks WHERE locktype = ''advisory'' AND classid = %s shows who.',
                             webhook.instance_lock());
+END $$;
+
+-- Ends runs that have left no claim.
+CREATE FUNCTION webhook.end_instances(instances int[]) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
+BEGIN
+    DELETE FROM webhook.instance i WHERE i.id = ANY (instances);
 END $$;
 
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
@@ -33,6 +44,14 @@ CREATE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
                      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                      AND l.classid = webhook.instance_lock()::oid AND l.objid = instance::oid
                      AND a.usesysid = (SELECT c.relowner FROM pg_class c WHERE c.oid = 'webhook.delivery'::regclass));
+
+-- Runs that have not ended in order and do not go on.
+CREATE FUNCTION webhook.dead_instances(instance int) RETURNS int[]
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_stat_clear_snapshot();
+    RETURN ARRAY(SELECT i.id FROM webhook.instance i WHERE i.id <> instance AND NOT webhook.is_instance_alive(i.id));
+END $$;
 
 -- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
 -- left the delivery has failed. Says how many of the rows somebody has locked.
@@ -66,56 +85,106 @@ BEGIN
     failed := webhook.fail_queued(spent_event_ids, spent_endpoint_ids, 'worker_lost');
 END $$;
 
--- Releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not know to be
--- in flight. Says how many of them somebody has locked; they need another call.
+-- The claims on the next page of the queue; the end of the queue is null, as is its beginning.
+CREATE FUNCTION webhook.next_claims(
+    INOUT after_event uuid, INOUT after_endpoint int, page_size int,
+    OUT event_ids uuid[], OUT endpoint_ids int[], OUT claimants int[], OUT claim_times timestamptz[])
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    WITH page AS MATERIALIZED (
+        SELECT q.event_id, q.endpoint_id, q.status, q.claimed_by, q.claimed_at FROM webhook.delivery_queue q
+        WHERE (q.event_id, q.endpoint_id) > (coalesce(after_event, '00000000-0000-0000-0000-000000000000'), coalesce(after_endpoint, 0))
+        ORDER BY q.event_id, q.endpoint_id LIMIT page_size
+    ), last AS (
+        SELECT p.event_id, p.endpoint_id FROM page p OFFSET page_size - 1
+    )
+    SELECT array_agg(p.event_id), array_agg(p.endpoint_id), array_agg(p.claimed_by), array_agg(p.claimed_at),
+           (SELECT l.event_id FROM last l), (SELECT l.endpoint_id FROM last l)
+    INTO event_ids, endpoint_ids, claimants, claim_times, after_event, after_endpoint
+    FROM page p WHERE p.status = 'SENDING';
+END $$;
+
+-- Of a page of the queue, releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not
+-- know to be in flight. Says how many of them somebody has locked, they need another call, and where the next page begins: null is
+-- the beginning, and the end.
 CREATE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
+    INOUT after_event uuid DEFAULT NULL, INOUT after_endpoint int DEFAULT NULL, page_size int DEFAULT 2000,
     OUT released bigint, OUT failed bigint, OUT locked bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     stale_before timestamptz := now() - webhook.setting('stale_after')::interval;
+    page record;
     dead_instances int[];
     lost_event_ids uuid[];
     lost_endpoint_ids int[];
 BEGIN
+    SELECT * INTO page FROM webhook.next_claims(after_event, after_endpoint, page_size);
+    recover.after_event := page.after_event;
+    recover.after_endpoint := page.after_endpoint;
+
     -- A transaction sees the sessions as of its first look at them; that must not be one before the claims were read.
     PERFORM pg_stat_clear_snapshot();
-    SELECT array_agg(other.claimed_by) INTO dead_instances
-    FROM (SELECT DISTINCT q.claimed_by FROM webhook.delivery_queue q
-          WHERE q.status = 'SENDING' AND q.claimed_by <> instance) other
-    WHERE NOT webhook.is_instance_alive(other.claimed_by);
+    SELECT array_agg(other.id) INTO dead_instances
+    FROM (SELECT DISTINCT claimant AS id FROM unnest(page.claimants) AS claimant WHERE claimant <> instance) other
+    WHERE NOT webhook.is_instance_alive(other.id);
 
-    SELECT coalesce(array_agg(q.event_id), '{}'), coalesce(array_agg(q.endpoint_id), '{}')
+    SELECT coalesce(array_agg(c.event_id), '{}'), coalesce(array_agg(c.endpoint_id), '{}')
     INTO lost_event_ids, lost_endpoint_ids
-    FROM webhook.delivery_queue q
-    WHERE q.status = 'SENDING'
-      AND (q.claimed_by = ANY (dead_instances) OR q.claimed_at < stale_before)
-      AND (q.claimed_by <> instance
-           OR (q.event_id, q.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids)));
+    FROM unnest(page.event_ids, page.endpoint_ids, page.claimants, page.claim_times)
+        AS c (event_id, endpoint_id, claimed_by, claimed_at)
+    WHERE (c.claimed_by = ANY (dead_instances) OR c.claimed_at < stale_before)
+      AND (c.claimed_by <> instance
+           OR (c.event_id, c.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids)));
 
     SELECT r.released, r.failed, r.locked INTO released, failed, locked
     FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;
-    PERFORM webhook.keep_order();
 END $$;
 
--- Cancels what was queued for an endpoint after it was removed.
-CREATE FUNCTION webhook.cancel_orphans() RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+-- Ends what still waits for endpoints that were removed, as its removal says: at most that many deliveries, of the next endpoints, in
+-- all. Says how many, and after which endpoint to go on; 0 is the beginning.
+CREATE FUNCTION webhook.end_orphans(INOUT after_endpoint int, page_size int, OUT ended bigint)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    cancelled bigint;
+    orphans record;
 BEGIN
-    SELECT webhook.finish_queued(array_agg(q.event_id), array_agg(q.endpoint_id), 'CANCELLED', 'endpoint_removed') INTO cancelled
-    FROM webhook.removed_endpoint r
-    CROSS JOIN LATERAL (
-        SELECT due.* FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-                           WHERE q.endpoint_id = r.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-                           LIMIT 1000 FOR UPDATE SKIP LOCKED) due
-        UNION ALL
-        SELECT aside.* FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-                             WHERE q.endpoint_id = r.id AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL)
-                             LIMIT 1000 FOR UPDATE SKIP LOCKED) aside
-    ) q
-    HAVING count(*) > 0;
-    RETURN coalesce(cancelled, 0);
+    orphans := webhook.next_orphans(after_endpoint, page_size);
+    ended := coalesce(webhook.finish_queued(orphans.cancelled_events, orphans.cancelled_endpoints, 'CANCELLED', 'endpoint_removed'), 0)
+             + coalesce(webhook.fail_queued(orphans.failed_events, orphans.failed_endpoints, 'endpoint_removed'), 0);
+    UPDATE webhook.removed_endpoint r SET ended_at = now()
+    WHERE r.id = ANY (orphans.cancelled_endpoints || orphans.failed_endpoints);
+    -- After a full page there may be more of the same.
+    after_endpoint := CASE WHEN ended < page_size THEN coalesce(orphans.next_endpoint, 0) ELSE after_endpoint END;
+END $$;
+
+CREATE FUNCTION webhook.next_orphans(
+    after_endpoint int, page_size int, OUT cancelled_events uuid[], OUT cancelled_endpoints int[],
+    OUT failed_events uuid[], OUT failed_endpoints int[], OUT next_endpoint int)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    most_endpoints CONSTANT int := 300;
+BEGIN
+    next_endpoint := (SELECT r.id FROM webhook.removed_endpoint r WHERE r.id > after_endpoint
+                      ORDER BY r.id OFFSET most_endpoints - 1 LIMIT 1);
+    SELECT array_agg(o.event_id) FILTER (WHERE o.pending = 'cancel'), array_agg(o.endpoint_id) FILTER (WHERE o.pending = 'cancel'),
+           array_agg(o.event_id) FILTER (WHERE o.pending = 'fail'), array_agg(o.endpoint_id) FILTER (WHERE o.pending = 'fail')
+    INTO cancelled_events, cancelled_endpoints, failed_events, failed_endpoints
+    FROM (SELECT q.event_id, q.endpoint_id, r.pending
+          FROM (SELECT r.id, r.pending FROM webhook.removed_endpoint r WHERE r.id > after_endpoint
+                ORDER BY r.id LIMIT most_endpoints) r
+          CROSS JOIN LATERAL (
+              SELECT due.* FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+                                 WHERE q.endpoint_id = r.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+                                 LIMIT page_size FOR UPDATE SKIP LOCKED) due
+              UNION ALL
+              SELECT aside.* FROM (SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
+                                   WHERE q.endpoint_id = r.id AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL)
+                                   LIMIT page_size FOR UPDATE SKIP LOCKED) aside
+          ) q
+          LIMIT page_size) o;
 END $$;

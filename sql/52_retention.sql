@@ -102,7 +102,7 @@ END $$;
 CREATE FUNCTION webhook.retention_lag() RETURNS interval
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET timezone = 'UTC' AS $$
+    SET timezone = 'UTC' SET jit = off AS $$
 BEGIN
     RETURN greatest(
         interval '0',
@@ -148,7 +148,36 @@ BEGIN
             WHERE t.endpoint_id = page.id AND t.status = counted.status AND t.hour < now() - interval '48 hours'
               AND (t.hour < newest.hour OR EXISTS (SELECT FROM webhook.removed_endpoint r WHERE r.id = page.id))
             LIMIT 100 FOR UPDATE SKIP LOCKED
-        ) expired));
+        ) expired
+        LIMIT 5000));
 
     after_endpoint := CASE WHEN cardinality(endpoint_ids) = page_size THEN endpoint_ids[page_size] ELSE 0 END;
+END $$;
+
+-- Endpoints that were removed are forgotten when nothing has their number any more: no delivery, whose reader wants their name, and
+-- no counter. Not before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were
+-- removed. Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at
+-- the next ones, at most that many; says where to go on; 0 is the beginning.
+CREATE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+    SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
+DECLARE
+    oldest_finished timestamptz := (SELECT h.completed_at FROM webhook.delivery_history h ORDER BY h.completed_at LIMIT 1);
+    page int[] := ARRAY(SELECT r.id FROM webhook.removed_endpoint r WHERE r.id > after_endpoint ORDER BY r.id LIMIT page_size);
+BEGIN
+    DELETE FROM webhook.removed_endpoint
+    WHERE ctid = ANY (ARRAY(
+        SELECT r.ctid FROM webhook.removed_endpoint r
+        WHERE r.id = ANY (page) AND r.ended_at < now() - interval '7 days'
+          AND (oldest_finished IS NULL OR r.ended_at < oldest_finished)
+          AND NOT EXISTS (SELECT FROM webhook.dead_letter d WHERE d.endpoint_id = r.id OFFSET 0)
+          AND NOT EXISTS (SELECT FROM webhook.delivery_queue q
+                          WHERE q.endpoint_id = r.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL OFFSET 0)
+          AND NOT EXISTS (SELECT FROM webhook.delivery_queue q
+                          WHERE q.endpoint_id = r.id AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL) OFFSET 0)
+          AND NOT EXISTS (SELECT FROM webhook.tally t WHERE t.endpoint_id = r.id OFFSET 0)
+        FOR UPDATE SKIP LOCKED));
+    after_endpoint := coalesce(page[page_size], 0);
 END $$;

@@ -66,7 +66,7 @@ CREATE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delive
 CREATE FUNCTION webhook.queue_gauge(OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off AS $$
+    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET jit = off AS $$
 DECLARE
     most CONSTANT int := webhook.count_limit();
 BEGIN

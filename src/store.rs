@@ -24,9 +24,10 @@ pub use install::grant_connect;
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use uninstall::{may_drop_extension, may_drop_schema, revoke_connect, unsent, withdraw_grants};
 pub use upkeep::{
-    Alert, Expired, Extension, Place, Tally, add_tally, begin_instance, cancel_orphans, expire,
-    expire_tally, expire_waiting, find_extension, foreign_endpoints, is_without_site,
-    longest_request, protocol, raise_alerts, recognise_installation, recover,
+    Alert, Expired, Extension, OrderPlace, Place, QueuePlace, Recovered, Tally, add_tally,
+    begin_instance, dead_instances, end_instances, end_orphans, expire, expire_tally,
+    expire_waiting, find_extension, foreign_endpoints, forget_removed_endpoints, is_without_site,
+    keep_order, longest_request, protocol, raise_alerts, recognise_installation, recover,
 };
 
 /// What went wrong in a transaction. It has been rolled back.
@@ -193,6 +194,25 @@ impl Call {
             plan: OnceCell::new(),
         }
     }
+}
+
+/// As `run`, for what finds nothing to write most of the time: it takes a transaction id only when it writes.
+fn look<'conn>(
+    client: &mut SpiClient<'conn>,
+    call: &'static LocalKey<Call>,
+    arguments: &[DatumWithOid<'_>],
+) -> Result<SpiTupleTable<'conn>, spi::Error> {
+    call.with(|call| {
+        if let Some(plan) = call.plan.get() {
+            return client.select(plan, None, arguments);
+        }
+        let types: Vec<PgOid> = arguments
+            .iter()
+            .map(|argument| PgOid::from(argument.oid()))
+            .collect();
+        let plan = client.prepare(call.sql, &types)?.keep();
+        client.select(call.plan.get_or_init(|| plan), None, arguments)
+    })
 }
 
 fn run<'conn>(

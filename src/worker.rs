@@ -4,6 +4,7 @@
 //! the socket of the pool. Requests are sent by the pool's threads; no transaction is open meanwhile.
 
 mod ledger;
+mod recovery;
 mod retention;
 mod shortage;
 mod turn;
@@ -19,6 +20,7 @@ use crate::store::{self, Ending, Extension, Tally, Trouble};
 use crate::wake;
 use ledger::Ledger;
 use pgrx::prelude::*;
+use recovery::Recovery;
 use retention::Retention;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -182,7 +184,7 @@ struct Worker {
     agenda: Agenda,
     tally: Tally,
     retention: Retention,
-    next_recovery: Instant,
+    recovery: Recovery,
     next_survey: Instant,
     next_expiry: Instant,
     /// Nothing where there is nothing to tell.
@@ -233,7 +235,7 @@ impl Worker {
             agenda: Agenda::default(),
             tally: Tally::default(),
             retention: Retention::default(),
-            next_recovery: Instant::now(),
+            recovery: Recovery::default(),
             next_survey: Instant::now(),
             next_expiry: Instant::now(),
             next_alerts: None,
@@ -345,6 +347,7 @@ impl Worker {
         if let Err(trouble) = self.flush_tally() {
             report_error(self.database, &trouble.message);
         }
+        self.end_instance();
     }
 
     fn collect_within(&mut self, time: Duration) {

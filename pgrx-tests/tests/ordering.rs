@@ -298,8 +298,8 @@ fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
     database.execute(&format!(
         "SET session_replication_role = replica; DELETE FROM webhook.delivery_queue WHERE event_id = '{first}'"
     ));
-    // What the worker calls once a minute.
-    database.execute_as_engine("SELECT webhook.recover(1, '{}', '{}')");
+    // What the worker calls every few seconds.
+    database.execute_as_engine("SELECT webhook.keep_order()");
     assert_eq!(next(&database), [second]);
     settle(&database, second, 200);
     assert_eq!(next(&database), [third]);
@@ -362,7 +362,9 @@ fn nobody_who_has_a_lane_locked_keeps_lost_claims_from_being_recovered() {
     let discard = format!("BEGIN; SELECT webhook_discard('{first}')");
     person.batch_execute(&discard).unwrap();
 
-    database.execute_as_engine("SET lock_timeout = '5 s'; SELECT webhook.recover(2, '{}', '{}')");
+    database.execute_as_engine(
+        "SET lock_timeout = '5 s'; SELECT webhook.recover(2, '{}', '{}'), webhook.keep_order()",
+    );
     assert_eq!(next(&database), [lost]);
     person.batch_execute("ROLLBACK").unwrap();
 }

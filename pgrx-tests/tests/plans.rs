@@ -171,3 +171,43 @@ fn index_reads(client: &mut Client) -> i64 {
         "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE schemaname = 'webhook'";
     client.query_one(reads, &[]).unwrap().get(0)
 }
+
+#[test]
+fn a_look_at_a_long_queue_reads_no_more_than_it_counts() {
+    const COUNTED: i64 = 10_000;
+    const LONG: i64 = 4 * COUNTED;
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("status");
+    let mut client = database.connect();
+    let look = "SELECT queued, due, more, oldest_due > interval '0' FROM webhook_status()";
+    client.batch_execute(look).unwrap();
+    database.execute(&format!(
+        "INSERT INTO webhook.endpoint (name, url, event_types)
+         VALUES ('due', 'http://127.0.0.1:9/', '{{type.now}}'), ('later', 'http://127.0.0.1:9/', '{{type.later}}');
+         SELECT count(*) FROM webhook_emit_many('type.later', array_fill('{{}}'::jsonb, ARRAY[{LONG}]), deliver_at => now() + interval '1 day');
+         SELECT count(*) FROM webhook_emit_many('type.now', array_fill('{{}}'::jsonb, ARRAY[{COUNTED} - 1]))"
+    ));
+    // Due and exactly as many as are counted; whatever is queued besides is not looked through for them.
+    let seen = client.query_one(look, &[]).unwrap();
+    let seen: (i64, i64, bool, bool) = (seen.get(0), seen.get(1), seen.get(2), seen.get(3));
+    assert_eq!(seen, (COUNTED, COUNTED - 1, true, true));
+    let reads_little = |client: &mut Client, call: &str| {
+        let before = index_reads(client);
+        client.batch_execute(call).unwrap();
+        let reads = index_reads(client) - before;
+        assert!(reads < 5 * COUNTED, "{call} has read {reads} index entries");
+    };
+    reads_little(&mut client, look);
+    let look_at_endpoints =
+        "SELECT queued, parked, failed, more FROM webhook.endpoint_status WHERE endpoint = 'later'";
+    database.execute("VACUUM ANALYZE webhook.delivery_queue");
+    reads_little(&mut client, look_at_endpoints);
+    let seen = client.query_one(look_at_endpoints, &[]).unwrap();
+    assert_eq!((seen.get(0), seen.get(3)), (COUNTED, true));
+    reads_little(&mut client, "SELECT webhook.unsent()");
+
+    database.execute("DELETE FROM webhook.delivery WHERE event_type = 'type.later'");
+    let seen = client.query_one(look, &[]).unwrap();
+    let seen: (i64, i64, bool) = (seen.get(0), seen.get(1), seen.get(2));
+    assert_eq!(seen, (COUNTED - 1, COUNTED - 1, false));
+}

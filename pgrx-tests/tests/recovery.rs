@@ -122,6 +122,52 @@ fn the_claims_of_a_worker_that_lives_are_its_own() {
 }
 
 #[test]
+fn a_worker_that_ends_in_order_leaves_nothing_to_look_for() {
+    let database = Cluster::shared().database("in_order");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    let running: i32 = database.query_one_value("SELECT id FROM webhook.instance");
+    let earlier = worker::pid(&database);
+    worker::terminate(&database, earlier);
+    worker::successor(&database, earlier);
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    let running_now: i32 = database.query_one_value("SELECT id FROM webhook.instance");
+    assert_ne!(running, running_now);
+}
+
+#[test]
+fn a_worker_that_died_is_known_until_all_of_its_claims_are_released() {
+    const DEAD: i32 = 1_000_000_000;
+    let database = Cluster::shared().database("died");
+    database.add_endpoint("orders", &Receiver::closed_url());
+    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    // More than a page of the queue, and the claim is at its end.
+    database.execute("SELECT count(*) FROM webhook_emit_many('order.created', array_fill('{}'::jsonb, ARRAY[5000]))");
+    database.execute_as_engine(&format!(
+        "UPDATE webhook.delivery_queue SET status = 'SENDING', attempts = 1, claimed_by = {DEAD}, claimed_at = now()
+         WHERE event_id = (SELECT event_id FROM webhook.delivery_queue ORDER BY event_id DESC LIMIT 1)"
+    ));
+    let mut person = database.connect();
+    let mut locking = person.transaction().unwrap();
+    let claim = "SELECT FROM webhook.delivery_queue WHERE status = 'SENDING' FOR UPDATE";
+    locking.batch_execute(claim).unwrap();
+    database.execute_as_engine(&format!(
+        "INSERT INTO webhook.instance (id) VALUES ({DEAD})"
+    ));
+    let dead: Vec<i32> = database.query_one_value("SELECT webhook.dead_instances(0)");
+    assert_eq!(dead, [DEAD], "the worker that runs is not dead");
+    locking.commit().unwrap();
+    database.wait_until(&format!(
+        "SELECT NOT EXISTS (SELECT FROM webhook.instance WHERE id = {DEAD})"
+    ));
+    assert_eq!(count(&database, "status = 'SENDING'"), 0);
+    assert_eq!(count(&database, "reason = 'worker_lost'"), 1);
+}
+
+#[test]
 fn whoever_locks_the_numbers_of_the_next_workers_stops_none_of_them() {
     let database = Cluster::shared().database("squatted");
     let receiver = Receiver::start();

@@ -207,11 +207,11 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     Filled { secret, pending }
 }
 
-/// Every row of every table of the extension; of alerts there are none, and a dump would not have them.
+/// Every row of every table of the extension that a dump has: neither alerts nor the numbers of workers that run.
 fn contents(database: &Database) -> BTreeMap<String, String> {
     let mut client = database.connect();
     let tables = "SELECT relname::text FROM pg_class
-        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname <> 'alert'";
+        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname NOT IN ('alert', 'instance')";
     let tables = client.query(tables, &[]).unwrap();
     let mut contents = BTreeMap::new();
     for table in tables.iter().map(|row| row.get::<_, String>(0)) {

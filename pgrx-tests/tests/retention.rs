@@ -251,11 +251,13 @@ fn old_events_that_are_needed_do_not_hide_those_that_are_not() {
 #[test]
 fn all_attempts_of_a_delivery_go_however_many() {
     let database = database(Cluster::shared(), &Receiver::start());
-    let event = past(&database, "SENT", "8 days");
-    database.execute(&format!(
-        "INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, verdict, duration_ms, finished_at)
-         SELECT '{event}', id, n, 'retry', 5, now() FROM webhook.endpoint, generate_series(2, 5000) n"
-    ));
+    // In one transaction: no attempt is made of an event that has gone.
+    let event: Uuid = database.query_one_value(
+        "WITH past AS MATERIALIZED (SELECT past('SENT', '8 days') AS event), attempts AS (
+             INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, verdict, duration_ms, finished_at)
+             SELECT event, id, n, 'retry', 5, now() FROM past, webhook.endpoint, generate_series(2, 5000) n)
+         SELECT event FROM past",
+    );
     wait_until(
         &database,
         "SELECT NOT EXISTS (SELECT FROM webhook.attempt) AND NOT EXISTS (SELECT FROM webhook.event)",
@@ -576,10 +578,10 @@ fn remove_everything(met: &AtomicUsize, client: &mut Client) {
         wait::until_true("people to send again", || {
             met.load(Ordering::SeqCst) >= MEETINGS.min(steps)
         });
-        let step = "SELECT seen, event_after FROM webhook.expire(20, NULL, NULL, $1, NULL)";
+        let step = "SELECT more, event_after FROM webhook.expire(10, NULL, NULL, $1, NULL)";
         let row = client.query_one(step, &[&event_after]).unwrap();
         event_after = row.get(1);
-        if row.get::<_, i32>(0) < 20 {
+        if !row.get::<_, bool>(0) {
             return;
         }
     }
@@ -794,17 +796,19 @@ fn retention_that_is_behind_takes_more_of_the_workers_time() {
     );
     client.batch_execute(&expired).unwrap();
     let begun = Instant::now();
-    client
-        .batch_execute(&format!(
-            "SET webhook.retention_sent = '7d';
-             DO $$ BEGIN FOR step IN 1..{EXPIRED} / 1000 LOOP
-                 PERFORM webhook.expire(1000, NULL, NULL, NULL, NULL);
-                 COMMIT;
-             END LOOP; END $$;
-             RESET webhook.retention_sent"
-        ))
-        .unwrap();
+    for statement in [
+        "SET webhook.retention_sent = '7d'",
+        "DO $$ BEGIN FOR step IN 1..40 LOOP
+             PERFORM webhook.expire(1000, NULL, NULL, NULL, NULL);
+             COMMIT;
+         END LOOP; END $$",
+        "RESET webhook.retention_sent",
+    ] {
+        client.batch_execute(statement).unwrap();
+    }
     let steps_alone = begun.elapsed();
+    let left = "SELECT count(*) FROM webhook.delivery_history";
+    assert_eq!(client.query_one(left, &[]).unwrap().get::<_, i64>(0), 0);
 
     client.batch_execute(&expired).unwrap();
     client
@@ -902,4 +906,52 @@ fn pages_read(client: &mut Client, call: &str) -> i64 {
     let plan: serde_json::Value = client.query_one(&explained, &[]).unwrap().get(0);
     let pages = |kind: &str| plan[0]["Plan"][kind].as_i64().expect("a number of pages");
     pages("Shared Hit Blocks") + pages("Shared Read Blocks")
+}
+
+#[test]
+fn a_removed_endpoint_is_forgotten_when_nothing_has_its_number_any_more() {
+    let mut cluster = cluster_that_keeps_everything();
+    let database = database(&cluster, &Receiver::start());
+    let of_endpoint = |id: i32, ended: &str, age: &str| {
+        database.execute(&format!(
+            "SELECT past_delivery(past_event('{age}'), {id}, '{ended}', '{age}')"
+        ))
+    };
+    database.execute(
+        "INSERT INTO webhook.removed_endpoint (id, name, removed_at, ended_at)
+         SELECT n, n::text, now() - interval '60 days', now() - interval '60 days' FROM generate_series(901, 907) n;
+         UPDATE webhook.removed_endpoint SET ended_at = now() - interval '1 day' WHERE id = 902;
+         UPDATE webhook.removed_endpoint SET ended_at = now() - interval '9 days' WHERE id = 907;
+         INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
+         VALUES (904, now(), 'SENT', 1, 1, 0, 0);
+         INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, max_attempts)
+         VALUES (past_event('1 day'), 905, 'past.event', 3), (past_event('1 day'), 906, 'past.event', 3);
+         UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE endpoint_id = 906",
+    );
+    of_endpoint(903, "FAILED", "20 days");
+    of_endpoint(907, "SENT", "10 days");
+    let left = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM webhook.removed_endpoint";
+    let mut client = database.connect();
+    client.batch_execute("SET ROLE webhook_owner").unwrap();
+    let mut forget = |after: i32, page: i32| -> (i32, Vec<i32>) {
+        let call = format!("SELECT webhook.forget_removed_endpoints({after}, {page})");
+        let next = client.query_one(&call, &[]).unwrap().get(0);
+        (next, client.query_one(left, &[]).unwrap().get(0))
+    };
+    // 901 alone has neither a delivery nor a counter, and was removed long ago.
+    let kept = vec![902, 903, 904, 905, 906, 907];
+    assert_eq!(forget(902, 4), (906, [vec![901], kept.clone()].concat()));
+    assert_eq!(forget(0, 100), (0, kept));
+
+    // Its deliveries have gone, and with them the reason to know its name.
+    database.execute("DELETE FROM webhook.dead_letter; DELETE FROM webhook.delivery_history");
+    assert_eq!(forget(0, 100), (0, vec![902, 904, 905, 906]));
+
+    // The worker calls it.
+    database.execute("DELETE FROM webhook.tally WHERE endpoint_id = 904");
+    keep_as_by_default(&mut cluster);
+    wait_until(
+        &database,
+        "SELECT NOT EXISTS (SELECT FROM webhook.removed_endpoint WHERE id = 904)",
+    );
 }

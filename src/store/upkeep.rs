@@ -1,6 +1,6 @@
 //! The calls between the turns: the extension itself, lost claims, counters, retention.
 
-use super::{Call, column, event_uuid, run};
+use super::{Call, column, event_uuid, look, run};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::spi::{self, SpiClient};
@@ -55,46 +55,129 @@ pub fn begin_instance(client: &mut SpiClient<'_>) -> Result<i32, spi::Error> {
         .map(Option::unwrap_or_default)
 }
 
+/// Runs of workers that are over and may have left claims.
+pub fn dead_instances(
+    client: &mut SpiClient<'_>,
+    instance: Option<i32>,
+) -> Result<Vec<i32>, spi::Error> {
+    look(client, &DEAD_INSTANCES, &[instance.into()])?
+        .first()
+        .get_one::<Vec<i32>>()
+        .map(Option::unwrap_or_default)
+}
+
+/// These have left no claim.
+pub fn end_instances(client: &mut SpiClient<'_>, instances: &[i32]) -> Result<(), spi::Error> {
+    run(client, &END_INSTANCES, &[instances.to_vec().into()]).map(|_| ())
+}
+
+#[derive(Default)]
 pub struct Recovered {
     pub released: i64,
     pub failed: i64,
     pub locked: i64,
+    /// Nothing at the end of the queue.
+    pub place: Option<QueuePlace>,
 }
 
+/// The last delivery of a page of the queue.
+pub struct QueuePlace {
+    event: pgrx::Uuid,
+    endpoint: i32,
+}
+
+/// Releases the lost claims on a page of the queue.
 pub fn recover(
     client: &mut SpiClient<'_>,
     instance: Option<i32>,
     in_flight: &[Key],
+    place: Option<&QueuePlace>,
+    page_size: i32,
 ) -> Result<Recovered, spi::Error> {
     let events: Vec<pgrx::Uuid> = in_flight.iter().map(event_uuid).collect();
     let endpoints: Vec<i32> = in_flight.iter().map(|key| key.endpoint_id).collect();
-    let counts = client
-        .update(
-            "SELECT released, failed, locked FROM webhook.recover($1, $2, $3)",
-            None,
-            &[instance.into(), events.into(), endpoints.into()],
-        )?
-        .first()
-        .get_three::<i64, i64, i64>()?;
+    let row = look(
+        client,
+        &RECOVER,
+        &[
+            instance.into(),
+            events.into(),
+            endpoints.into(),
+            place.map(|place| place.event).into(),
+            place.map(|place| place.endpoint).into(),
+            page_size.into(),
+        ],
+    )?
+    .first();
+    let event = row.get::<pgrx::Uuid>(4)?;
+    let endpoint = row.get::<i32>(5)?;
     Ok(Recovered {
-        released: counts.0.unwrap_or(0),
-        failed: counts.1.unwrap_or(0),
-        locked: counts.2.unwrap_or(0),
+        released: row.get(1)?.unwrap_or(0),
+        failed: row.get(2)?.unwrap_or(0),
+        locked: row.get(3)?.unwrap_or(0),
+        place: (event.zip(endpoint)).map(|(event, endpoint)| QueuePlace { event, endpoint }),
     })
 }
 
-pub fn cancel_orphans(client: &mut SpiClient<'_>) -> Result<i64, spi::Error> {
-    client
-        .update("SELECT webhook.cancel_orphans()", None, &[])?
-        .first()
-        .get_one::<i64>()
-        .map(Option::unwrap_or_default)
+/// Where the look for lost turns has come to, as SQL says it; the beginning by default.
+#[derive(Default)]
+pub struct OrderPlace {
+    lane_endpoint: Option<i32>,
+    lane_key: Option<String>,
+    follower_endpoint: Option<i32>,
+    follower_key: Option<String>,
+    follower_event: Option<pgrx::Uuid>,
 }
 
-/// Fails what is not worth sending any more, at most that many, and what was parked for too long, at most that many of
-/// each endpoint; says how many.
+/// Passes lost turns on, a page of them.
+pub fn keep_order(
+    client: &mut SpiClient<'_>,
+    place: &OrderPlace,
+    page_size: i32,
+) -> Result<OrderPlace, spi::Error> {
+    let row = look(
+        client,
+        &KEEP_ORDER,
+        &[
+            place.lane_endpoint.into(),
+            place.lane_key.as_deref().into(),
+            place.follower_endpoint.into(),
+            place.follower_key.as_deref().into(),
+            place.follower_event.into(),
+            page_size.into(),
+        ],
+    )?
+    .first();
+    Ok(OrderPlace {
+        lane_endpoint: row.get(1)?,
+        lane_key: row.get(2)?,
+        follower_endpoint: row.get(3)?,
+        follower_key: row.get(4)?,
+        follower_event: row.get(5)?,
+    })
+}
+
+/// Ends deliveries of endpoints that were removed; says how many, and after which endpoint to go on.
+pub fn end_orphans(
+    client: &mut SpiClient<'_>,
+    after_endpoint: i32,
+    page_size: i32,
+) -> Result<(i64, i32), spi::Error> {
+    let row = look(
+        client,
+        &END_ORPHANS,
+        &[after_endpoint.into(), page_size.into()],
+    )?
+    .first();
+    Ok((
+        row.get(1)?.unwrap_or_default(),
+        row.get(2)?.unwrap_or_default(),
+    ))
+}
+
+/// Fails what is not worth sending any more and what was parked for too long, at most that many of each; says how many.
 pub fn expire_waiting(client: &mut SpiClient<'_>, page_size: i32) -> Result<i64, spi::Error> {
-    run(client, &EXPIRE_WAITING, &[page_size.into()])?
+    look(client, &EXPIRE_WAITING, &[page_size.into()])?
         .first()
         .get_one::<i64>()
         .map(Option::unwrap_or_default)
@@ -211,6 +294,19 @@ thread_local! {
     static EXPIRE: Call = const {
         Call::new("SELECT more, behind, sent_from, failed_from, event_after, key_from FROM webhook.expire($1, $2, $3, $4, $5)")
     };
+    static DEAD_INSTANCES: Call = const { Call::new("SELECT webhook.dead_instances($1)") };
+    static END_INSTANCES: Call = const { Call::new("SELECT webhook.end_instances($1)") };
+    static RECOVER: Call = const {
+        Call::new("SELECT released, failed, locked, after_event, after_endpoint FROM webhook.recover($1, $2, $3, $4, $5, $6)")
+    };
+    static KEEP_ORDER: Call = const {
+        Call::new(
+            "SELECT lane_endpoint, lane_key, follower_endpoint, follower_key, follower_event
+             FROM webhook.keep_order($1, $2, $3, $4, $5, $6)",
+        )
+    };
+    static END_ORPHANS: Call = const { Call::new("SELECT ended, after_endpoint FROM webhook.end_orphans($1, $2)") };
+    static FORGET_REMOVED: Call = const { Call::new("SELECT webhook.forget_removed_endpoints($1, $2)") };
     static EXPIRE_TALLY: Call = const { Call::new("SELECT webhook.expire_tally($1, $2)") };
 }
 
@@ -236,7 +332,7 @@ pub fn expire(
     step: usize,
     place: Place,
 ) -> Result<Expired, spi::Error> {
-    let row = run(
+    let row = look(
         client,
         &EXPIRE,
         &[
@@ -266,9 +362,25 @@ pub fn expire_tally(
     after_endpoint: i32,
     page_size: i32,
 ) -> Result<i32, spi::Error> {
-    run(
+    look(
         client,
         &EXPIRE_TALLY,
+        &[after_endpoint.into(), page_size.into()],
+    )?
+    .first()
+    .get_one::<i32>()
+    .map(Option::unwrap_or_default)
+}
+
+/// Of a page of removed endpoints, those that nothing refers to any more; says after which to go on.
+pub fn forget_removed_endpoints(
+    client: &mut SpiClient<'_>,
+    after_endpoint: i32,
+    page_size: i32,
+) -> Result<i32, spi::Error> {
+    look(
+        client,
+        &FORGET_REMOVED,
         &[after_endpoint.into(), page_size.into()],
     )?
     .first()

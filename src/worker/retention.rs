@@ -19,7 +19,8 @@ const SHARE: RangeInclusive<u32> = 4..=20;
 const SWEEP_SHARE: u32 = 100;
 /// A worker that was stopped for a minute amid a step is not slow.
 const LONGEST_REST: Duration = Duration::from_secs(3600);
-const TALLY_PAGE: i32 = 100;
+/// Endpoints whose counters are looked at in one step, and endpoints that were removed.
+const ENDPOINTS: i32 = 100;
 
 pub struct Retention {
     /// Deliveries finished since the last step.
@@ -33,6 +34,7 @@ pub struct Retention {
     /// It has come to the end: when to begin anew, for what was passed over.
     next_sweep: Option<Instant>,
     tally_after: i32,
+    removed_after: i32,
 }
 
 impl Default for Retention {
@@ -45,6 +47,7 @@ impl Default for Retention {
             sweep_took: Duration::ZERO,
             next_sweep: None,
             tally_after: 0,
+            removed_after: 0,
         }
     }
 }
@@ -148,9 +151,14 @@ impl Worker {
         self.retention.finished = 0;
         self.retention.adapt(behind);
         if !more {
-            let after = self.retention.tally_after;
-            self.retention.tally_after =
-                store::transaction(|client| store::expire_tally(client, after, TALLY_PAGE))?;
+            let (tally, removed) = (self.retention.tally_after, self.retention.removed_after);
+            (self.retention.tally_after, self.retention.removed_after) =
+                store::transaction(|client| {
+                    Ok((
+                        store::expire_tally(client, tally, ENDPOINTS)?,
+                        store::forget_removed_endpoints(client, removed, ENDPOINTS)?,
+                    ))
+                })?;
         }
         Ok(!more)
     }

@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 const AGENDA_PAGE: usize = 300;
 /// What somebody has locked is tried again after this.
 const LOCKED_RETRY: Duration = Duration::from_millis(250);
-const RECOVERY_EVERY: Duration = Duration::from_secs(60);
-const SURVEY_EVERY: Duration = Duration::from_secs(5);
-/// What is ended in one turn of an endpoint that is not sent to.
+pub(super) const SURVEY_EVERY: Duration = Duration::from_secs(5);
+/// What is ended in one turn of endpoints that are not sent to.
 const PARKED_PAGE: i32 = 1000;
 const TURNING_AWAY_EVERY: Duration = Duration::from_millis(250);
 const ALERTS_EVERY: Duration = Duration::from_secs(1);
@@ -128,8 +127,7 @@ impl Worker {
             }
         }
         heed_termination()?;
-        if now >= self.next_recovery && self.hold().is_none() {
-            self.next_recovery = now + SURVEY_EVERY;
+        if now >= self.recovery.next && self.hold().is_none() {
             if let Err(trouble) = self.recover() {
                 self.complain(&trouble);
             }
@@ -153,7 +151,7 @@ impl Worker {
     }
 
     /// Something was settled that may have left alerts.
-    fn expect_alerts(&mut self) {
+    pub(super) fn expect_alerts(&mut self) {
         self.next_alerts
             .get_or_insert((self.last_alerts + ALERTS_EVERY).max(Instant::now()));
     }
@@ -164,35 +162,8 @@ impl Worker {
         }
     }
 
-    /// Claims that have lost their owner, and outcomes that could not be settled.
-    fn recover(&mut self) -> Result<(), Trouble> {
-        self.ledger.reconsider();
-        let claimed = self.ledger.keys();
-        let instance = self.instance()?;
-        let (recovered, _) = store::transaction(|client| {
-            Ok((
-                store::recover(client, instance, &claimed)?,
-                store::cancel_orphans(client)?,
-            ))
-        })?;
-        if recovered.released + recovered.failed > 0 {
-            log!(
-                "webhook worker recovered {} claims of a lost worker, {} of them without an attempt left",
-                recovered.released + recovered.failed,
-                recovered.failed
-            );
-        }
-        let pause = if recovered.locked > 0 {
-            Duration::from_secs(1)
-        } else {
-            RECOVERY_EVERY
-        };
-        self.next_recovery = Instant::now() + pause.min(self.settings.stale_after);
-        Ok(())
-    }
-
     /// This run's number, taken when it is first needed: a server that is read-only has none to give.
-    fn instance(&mut self) -> Result<Option<i32>, Trouble> {
+    pub(super) fn instance(&mut self) -> Result<Option<i32>, Trouble> {
         if self.instance.is_none() {
             self.instance = Some(store::transaction(store::begin_instance)?);
         }
@@ -470,7 +441,7 @@ impl Worker {
             Duration::ZERO
         } else {
             let house = self.next_survey.min(self.next_expiry);
-            let house = house.min(self.next_recovery);
+            let house = house.min(self.recovery.next);
             let house = self.next_alerts.map_or(house, |alerts| house.min(alerts));
             let house = house.saturating_duration_since(now);
             let due = self
