@@ -18,7 +18,7 @@ DECLARE
     -- Called by the views, as whoever reads them; and what the procedures, which commit and so run as their caller, are made of.
     called_by_views CONSTANT text[] :=
         '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
-          wait_in_a_word, queue_of, head_of_queue, count_limit}';
+          wait_in_a_word, head_of_queue, count_limit}';
     called_by_procedures CONSTANT text[] :=
         '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch, begin_backfill, backfill_batch}';
     of_the_owner CONSTANT text[] :=
