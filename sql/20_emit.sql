@@ -202,7 +202,8 @@ END $$;
 -- for all. Who wants them is looked up once for each type and tenant.
 CREATE FUNCTION webhook.emit_events(
     event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
-    expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL) RETURNS void
+    expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, ordering_keys text[] DEFAULT NULL,
+    coalesce_keys text[] DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -232,14 +233,23 @@ BEGIN
         WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
     )
     INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, created_at)
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
+         created_at)
     SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, greatest(nullif(emit_events.deliver_at, 'infinity'), emitted_at),
-           CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at, emitted_at
-    FROM unnest(event_ids, event_types, tenants, payloads) AS v (id, event_type, tenant, payload)
+           CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at, v.ordering_key,
+           v.coalesce_key, emitted_at
+    FROM unnest(event_ids, event_types, tenants, payloads, ordering_keys, coalesce_keys)
+        AS v (id, event_type, tenant, payload, ordering_key, coalesce_key)
     JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
     WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload);
     IF FOUND THEN
         PERFORM webhook.wake();
+        -- The last of each key; the claim passes over the others that went to endpoints of their own.
+        PERFORM webhook.supersede(k.newest, k.tenant, k.coalesce_key)
+        FROM (SELECT max(v.id::text)::uuid AS newest, v.tenant, v.coalesce_key
+              FROM unnest(event_ids, tenants, coalesce_keys) AS v (id, tenant, coalesce_key)
+              WHERE v.coalesce_key IS NOT NULL
+              GROUP BY v.tenant, v.coalesce_key) k;
     END IF;
 END $$;
 

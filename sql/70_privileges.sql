@@ -19,6 +19,10 @@ DECLARE
     called_by_views CONSTANT text[] :=
         '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
           wait_in_a_word, head_of_queue, count_limit}';
+    -- What webhook_watch(), which runs as its caller, is made of: each reads the system's catalogs or its arguments alone.
+    called_by_watch CONSTANT text[] :=
+        '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
+          is_event_type, refuse_event_type, did_you_mean, virtual_columns}';
     called_by_procedures CONSTANT text[] :=
         '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch, begin_backfill, backfill_batch}';
     of_the_owner CONSTANT text[] :=
@@ -27,7 +31,7 @@ DECLARE
     routines text[] := CASE level
         WHEN 'emit' THEN
             '{webhook_emit, emit, webhook_emit_many, emit_many, webhook_watch, watch, webhook_unwatch, unwatch, webhook_trigger,
-              trigger_function, members, require_watchable, virtual_columns}'
+              trigger_function, members}'::text[] || called_by_watch
         WHEN 'read' THEN '{webhook_status, status, webhook_why, why}'::text[] || called_by_views
         WHEN 'operate' THEN
             '{webhook_pause, pause, webhook_resume, resume, webhook_reset_breaker, reset_breaker, webhook_test,

@@ -67,11 +67,14 @@ CREATE FUNCTION @extschema@.webhook_emit_many(
 CREATE FUNCTION @extschema@.webhook_watch(
     target regclass, prefix text, operations text[] DEFAULT '{insert,update,delete}',
     changed text[] DEFAULT NULL, include text[] DEFAULT NULL, exclude text[] DEFAULT NULL,
-    on_error text DEFAULT 'raise', tenant_column text DEFAULT NULL) RETURNS SETOF text
+    condition text DEFAULT NULL, ordering_key text[] DEFAULT NULL, coalesce_key text[] DEFAULT NULL,
+    on_error text DEFAULT 'raise', tenant_column text DEFAULT NULL, reported_as text DEFAULT NULL)
+    RETURNS SETOF text
     LANGUAGE sql
     BEGIN ATOMIC
         SELECT * FROM webhook.watch(
-            target, prefix, operations, changed, include, exclude, on_error, tenant_column);
+            target, prefix, operations, changed, include, exclude, condition, ordering_key, coalesce_key,
+            on_error, tenant_column, reported_as);
     END;
 
 CREATE FUNCTION @extschema@.webhook_unwatch(target regclass) RETURNS int

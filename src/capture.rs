@@ -15,6 +15,7 @@
 //! on its way to another partition that a BEFORE trigger there drops; then their numbers differ, and none is paired.
 
 mod batch;
+mod key;
 mod options;
 mod payload;
 mod projection;

@@ -242,6 +242,115 @@ fn whoever_may_only_delete_rows_does_not_read_them_in_printed_plans() {
     }
 }
 
+// the text of a condition, and the columns of a key
+
+#[test]
+fn a_condition_that_breaks_out_of_its_place_has_its_callers_rights_alone() {
+    let scene = Scene::new();
+    scene.attacker_does("CREATE TABLE x (id int)");
+    let mut session = scene.session_of(&scene.attacker);
+    let watch_and = |statement: &str| {
+        format!(
+            "SELECT webhook_watch('x', 'x', '{{insert}}', condition => $_$
+                 true) EXECUTE FUNCTION public.webhook_trigger('x'); {statement};
+                 CREATE TRIGGER other AFTER INSERT ON lair.x FOR EACH ROW WHEN (true$_$)"
+        )
+    };
+    session
+        .batch_execute(&watch_and("SELECT lair.loot()"))
+        .unwrap();
+    assert_eq!(scene.taken(), [scene.attacker.as_str()]);
+
+    let wants_more = [
+        format!("ALTER ROLE {} SUPERUSER", scene.attacker),
+        "SET ROLE webhook_owner".to_owned(),
+        "SELECT count(*) FROM webhook.event".to_owned(),
+        "CREATE TRIGGER t AFTER INSERT ON webhook.event EXECUTE FUNCTION lair.f()".to_owned(),
+        "DROP TABLE public.taken".to_owned(),
+    ];
+    for wanted in wants_more {
+        session
+            .batch_execute(
+                "DROP TRIGGER IF EXISTS webhook_insert ON x; DROP TRIGGER IF EXISTS other ON x",
+            )
+            .unwrap();
+        let refused = refusal(&mut session, &watch_and(&wanted));
+        assert_eq!(refused.code().code(), "42501", "{wanted}: {refused:?}");
+    }
+}
+
+#[test]
+fn a_condition_runs_with_the_writers_rights() {
+    let scene = Scene::new();
+    scene.attacker_does(&format!(
+        "CREATE TABLE x (id int);
+         GRANT INSERT ON x TO {};
+         SELECT webhook_watch('x', 'x', '{{insert}}', condition => 'lair.loot() = 1')",
+        scene.victim
+    ));
+    let mut victim = scene.session_of(&scene.victim);
+    victim.batch_execute("INSERT INTO x VALUES (1)").unwrap();
+    assert_eq!(scene.taken(), [scene.victim.as_str()]);
+    assert_eq!(scene.records(), [json!({"id": 1})]);
+}
+
+#[test]
+fn whoever_watches_runs_nothing_but_with_their_own_rights() {
+    let database = Cluster::shared().database("watching");
+    let privileged: Vec<String> = database.query_one_value(
+        "SELECT coalesce(array_agg(p.proname::text), '{}') FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+         WHERE p.prosecdef AND p.proname IN (
+             'webhook_watch', 'webhook_unwatch', 'watch', 'unwatch', 'watch_commands', 'watch_definitions', 'watch_triggers',
+             'require_watchable', 'require_watch', 'reported_name', 'refuse_condition', 'is_event_type', 'refuse_event_type',
+             'did_you_mean', 'virtual_columns', 'trigger_function', 'members')",
+    );
+    assert_eq!(privileged, Vec::<String>::new());
+    // Of all that an emitter may call only emitting itself has other rights than the caller's.
+    let role = format!("{}_emitter", database.name());
+    database.execute(&format!(
+        "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit')"
+    ));
+    let privileged: Vec<String> = database.query_one_value(&format!(
+        "SELECT array_agg(DISTINCT p.proname::text ORDER BY p.proname::text) FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+         WHERE p.prosecdef AND has_function_privilege('{role}', p.oid, 'EXECUTE')"
+    ));
+    assert_eq!(privileged, ["emit", "emit_many"]);
+}
+
+#[test]
+fn values_in_keys_call_no_cast_and_are_in_no_error() {
+    let scene = Scene::new();
+    scene.attacker_does(TRAP);
+    scene.database.execute(&format!(
+        "CREATE TABLE vault (t lair.trap, secret text);
+         GRANT INSERT, DELETE ON vault TO {};
+         SELECT webhook_watch('vault', 'vault', ordering_key => '{{t, secret}}', coalesce_key => '{{t}}');
+         INSERT INTO vault VALUES ('bait', E'open\tsesame'), ('cheese', repeat('sesame', 100));
+         SELECT webhook_set_endpoint('all', 'http://127.0.0.1:9/')",
+        scene.victim
+    ));
+    let (sender, notices) = std::sync::mpsc::channel();
+    let mut session = (scene.database).connect_noticing(move |notice| {
+        let _ = sender.send(format!("{notice:?}"));
+    });
+    let delete = format!(
+        "SET SESSION AUTHORIZATION {}; SET client_min_messages = debug1; DELETE FROM vault",
+        scene.victim
+    );
+    session.batch_execute(&delete).unwrap();
+    assert_eq!(scene.taken(), Vec::<String>::new());
+    for notice in notices.try_iter() {
+        assert!(!notice.contains("sesame"), "{notice}");
+    }
+    let keys: Vec<String> = scene.database.query_one_value(
+        "SELECT array_agg(left(ordering_key, 7) || ' ' || coalesce_key ORDER BY event_id) FROM webhook.delivery",
+    );
+    assert_eq!(
+        keys,
+        ["sha256: public/vault/bait", "sha256: public/vault/cheese"]
+    );
+}
+
 // code in types
 
 #[test]

@@ -96,6 +96,9 @@ fn bad_input_is_refused_with_a_hint_and_changes_nothing() {
         ("'orders', 'a', exclude => '{Card}'", "42703"),
         ("'orders', 'a', exclude => '{ctid}'", "42703"),
         ("'orders', 'a', tenant_column => 'customer'", "42703"),
+        ("'orders', 'a', ordering_key => '{}'", "22023"),
+        ("'orders', 'a', coalesce_key => '{id,NULL}'", "22023"),
+        ("'orders', 'a', ordering_key => '{id,customer}'", "42703"),
     ];
     for (arguments, code) in cases {
         let refusal = database.refusal(&format!("SELECT webhook_watch({arguments})"));
@@ -291,6 +294,21 @@ fn triggers_by_hand_that_cannot_work_say_why() {
         (
             "AFTER INSERT ON orders FOR EACH ROW",
             "('a', '{\"tenant_column\": [\"card\"]}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"ordering_key\": \"id\"}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"schema\": \"shop\"}')",
+            "39P01",
+        ),
+        (
+            "AFTER INSERT ON orders FOR EACH ROW",
+            "('a', '{\"condition\": true}')",
             "39P01",
         ),
         (

@@ -14,8 +14,7 @@ pub struct Batch<'a> {
     only_warns: bool,
     /// Of the events below.
     context: PgMemoryContexts,
-    payloads: Vec<Datum>,
-    tenants: Vec<Option<Datum>>,
+    events: Vec<Event>,
     bytes: usize,
     /// How many events could not be emitted, and why the last of them.
     pub lost: i64,
@@ -28,8 +27,7 @@ impl<'a> Batch<'a> {
             event_type,
             only_warns,
             context: PgMemoryContexts::new("webhook batch"),
-            payloads: Vec::new(),
-            tenants: Vec::new(),
+            events: Vec::new(),
             bytes: 0,
             lost: 0,
             problem: None,
@@ -37,40 +35,42 @@ impl<'a> Batch<'a> {
     }
 
     /// # Safety
-    /// The event's payload is jsonb, its tenant text.
+    /// The event's payload is jsonb, the rest text.
     pub unsafe fn push(&mut self, event: Event) {
         // SAFETY: copied into memory of our own, detoasted.
-        let (payload, tenant, size) = unsafe {
-            let copy = |value: Datum| pg_sys::pg_detoast_datum_copy(value.cast_mut_ptr());
-            (self.context).switch_to(|_| {
-                let payload = copy(event.payload);
-                (payload, event.tenant.map(copy), pgrx::varsize(payload))
-            })
-        };
-        self.payloads.push(payload.into());
-        self.tenants.push(tenant.map(Datum::from));
-        self.bytes += size;
+        unsafe {
+            let copy = |value: Datum| -> Datum {
+                pg_sys::pg_detoast_datum_copy(value.cast_mut_ptr()).into()
+            };
+            let event = (self.context).switch_to(|_| Event {
+                payload: copy(event.payload),
+                tenant: event.tenant.map(copy),
+                ordering_key: event.ordering_key.map(copy),
+                coalesce_key: event.coalesce_key.map(copy),
+            });
+            self.bytes += pgrx::varsize(event.payload.cast_mut_ptr::<pg_sys::varlena>());
+            self.events.push(event);
+        }
     }
 
     pub fn is_full(&self) -> bool {
-        self.payloads.len() >= MAX_EVENTS || self.bytes >= MAX_BYTES
+        self.events.len() >= MAX_EVENTS || self.bytes >= MAX_BYTES
     }
 
     pub fn emit(&mut self) {
-        if self.payloads.is_empty() {
+        if self.events.is_empty() {
             return;
         }
-        let (payloads, tenants) = (
-            std::mem::take(&mut self.payloads),
-            std::mem::take(&mut self.tenants),
-        );
+        let events = std::mem::take(&mut self.events);
         let (lost, problem) = (self.lost, self.problem.take());
         // SAFETY: arrays and their elements live until the context is reset.
         let emitted = unsafe {
             let changes = self.context.switch_to(|_| store::Changes {
                 event_type: pg_sys::cstring_to_text(self.event_type.as_ptr()).into(),
-                payloads: array(payloads.into_iter().map(Some), pg_sys::JSONBOID),
-                tenants: array(tenants.into_iter(), pg_sys::TEXTOID),
+                payloads: array(events.iter().map(|e| Some(e.payload)), pg_sys::JSONBOID),
+                tenants: texts(&events, |event| event.tenant),
+                ordering_keys: texts(&events, |event| event.ordering_key),
+                coalesce_keys: texts(&events, |event| event.coalesce_key),
             });
             owner::with_rights(|| match self.only_warns {
                 false => store::emit_changes(&changes).map(|()| (lost, problem)),
@@ -82,6 +82,16 @@ impl<'a> Batch<'a> {
         // SAFETY: nothing in it is used any more.
         unsafe { self.context.reset() };
     }
+}
+
+/// None where no event has one.
+///
+/// # Safety
+/// They are text.
+unsafe fn texts(events: &[Event], field: impl Fn(&Event) -> Option<Datum>) -> Option<Datum> {
+    // SAFETY: as above.
+    (events.iter().any(|event| field(event).is_some()))
+        .then(|| unsafe { array(events.iter().map(&field), pg_sys::TEXTOID) })
 }
 
 /// # Safety

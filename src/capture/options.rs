@@ -1,4 +1,4 @@
-//! The second argument of `webhook_trigger()`: which columns and whose tenant, as JSON.
+//! The second argument of `webhook_trigger()`: which columns, whose tenant, which keys, and under which name, as JSON.
 
 use serde_json::{Map, Value};
 
@@ -9,6 +9,12 @@ pub struct Options {
     pub include: Option<Vec<String>>,
     pub exclude: Option<Vec<String>>,
     pub tenant_column: Option<String>,
+    /// The columns whose values make a key.
+    pub ordering_key: Option<Vec<String>>,
+    pub coalesce_key: Option<Vec<String>>,
+    /// The names that events report in place of the table's own.
+    pub schema: Option<String>,
+    pub table: Option<String>,
     /// An event that cannot be emitted is counted in a warning; the change goes on.
     pub only_warns: bool,
 }
@@ -17,48 +23,42 @@ impl Options {
     /// `None` for anything that `webhook_watch()` would not write: an option that is ignored could be a column that leaks.
     pub fn parse(text: &str) -> Option<Options> {
         let mut object: Map<String, Value> = serde_json::from_str(text).ok()?;
-        let mut columns = |name: &str| match object.remove(name) {
-            None => Some(None),
-            Some(Value::Array(names)) => (names.into_iter())
-                .map(string)
-                .collect::<Option<_>>()
-                .map(Some),
-            Some(_) => None,
+        let mut options = Options {
+            changed: columns(object.remove("changed"))?,
+            include: columns(object.remove("include"))?,
+            exclude: columns(object.remove("exclude"))?,
+            tenant_column: text_of(object.remove("tenant_column"))?,
+            ordering_key: columns(object.remove("ordering_key"))?,
+            coalesce_key: columns(object.remove("coalesce_key"))?,
+            schema: text_of(object.remove("schema"))?,
+            table: text_of(object.remove("table"))?,
+            only_warns: false,
         };
-        let (changed, include, exclude) = (
-            columns("changed")?,
-            columns("include")?,
-            columns("exclude")?,
-        );
-        let tenant_column = match object.remove("tenant_column") {
-            None => None,
-            Some(name) => Some(string(name)?),
+        options.only_warns = match text_of(object.remove("on_error"))?.as_deref() {
+            None | Some("raise") => false,
+            Some("warn") => true,
+            Some(_) => return None,
         };
-        let only_warns = match object.remove("on_error") {
-            None => false,
-            Some(choice) => match string(choice)?.as_str() {
-                "raise" => false,
-                "warn" => true,
-                _ => return None,
-            },
-        };
-        let is_known = object.is_empty() && (include.is_none() || exclude.is_none());
-        is_known.then_some(Options {
-            changed,
-            include,
-            exclude,
-            tenant_column,
-            only_warns,
-        })
+        // What webhook_watch() put into the trigger's WHEN, so that it knows its own trigger again.
+        text_of(object.remove("condition"))?;
+        let is_consistent = (options.include.is_none() || options.exclude.is_none())
+            && (options.schema.is_none() || options.table.is_some());
+        (object.is_empty() && is_consistent).then_some(options)
     }
 
     /// Every column that is named, in the order in which a missing one is reported.
     pub fn columns(&self) -> impl Iterator<Item = &String> {
-        [&self.include, &self.exclude, &self.changed]
-            .into_iter()
-            .flatten()
-            .flatten()
-            .chain(&self.tenant_column)
+        [
+            &self.include,
+            &self.exclude,
+            &self.changed,
+            &self.ordering_key,
+            &self.coalesce_key,
+        ]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .chain(&self.tenant_column)
     }
 
     pub fn shows(&self, column: &String) -> bool {
@@ -70,9 +70,23 @@ impl Options {
     }
 }
 
-fn string(value: Value) -> Option<String> {
+/// The outer `None` stands for anything but names.
+fn columns(value: Option<Value>) -> Option<Option<Vec<String>>> {
     match value {
-        Value::String(text) => Some(text),
-        _ => None,
+        None => Some(None),
+        Some(Value::Array(names)) => (names.into_iter())
+            .map(|name| text_of(Some(name))?)
+            .collect::<Option<_>>()
+            .map(Some),
+        Some(_) => None,
+    }
+}
+
+/// The outer `None` stands for anything but text.
+fn text_of(value: Option<Value>) -> Option<Option<String>> {
+    match value {
+        None => Some(None),
+        Some(Value::String(text)) => Some(Some(text)),
+        Some(_) => None,
     }
 }

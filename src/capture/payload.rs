@@ -1,19 +1,23 @@
 //! What an event says of a row.
 
+use super::key;
 use super::options::Options;
 use super::projection::{self, Attribute, Row, Shape};
 use super::{Firing, as_utf8};
 use crate::notice;
 use pgrx::pg_sys::{self, Datum};
-use pgrx::{PgMemoryContexts, PgSqlErrorCode};
+use pgrx::{FromDatum, PgMemoryContexts, PgSqlErrorCode};
+use std::borrow::Cow;
 use std::cell::OnceCell;
 
 /// In the memory of the row that it was made of.
 pub struct Event {
     /// jsonb
     pub payload: Datum,
-    /// text
+    /// text, as are the keys
     pub tenant: Option<Datum>,
+    pub ordering_key: Option<Datum>,
+    pub coalesce_key: Option<Datum>,
 }
 
 pub struct Payloads {
@@ -28,12 +32,15 @@ pub struct Payloads {
 struct Choice {
     shown: Shape,
     compared: Option<Shape>,
-    tenant: Option<Tenant>,
+    tenant: Option<TextColumn>,
+    ordering_key: Option<Vec<TextColumn>>,
+    coalesce_key: Option<Vec<TextColumn>>,
     /// So many columns, from the first one on, have all that are needed.
     wanted: usize,
 }
 
-struct Tenant {
+/// A column whose values are read as text.
+struct TextColumn {
     shape: Shape,
     place: usize,
     name: Datum,
@@ -89,10 +96,6 @@ impl Payloads {
         new: Option<Row<'_>>,
         old: Option<Row<'_>>,
     ) -> Option<Event> {
-        let text = |text: &std::ffi::CStr| {
-            // SAFETY: copied.
-            Datum::from(unsafe { pg_sys::cstring_to_text(text.as_ptr()) })
-        };
         let choice = self.choice.get();
         // SAFETY: the shapes are of the table's columns; each value is of its attribute's type.
         unsafe {
@@ -109,22 +112,64 @@ impl Payloads {
             };
             let ((record, no_record), (old_record, no_old_record)) = (record(new), record(old));
             let mut values = [
-                text(firing.operation()),
-                text(firing.schema_name()),
-                text(firing.table_name()),
+                text(&as_utf8(firing.operation())),
+                text(&self.schema_name(firing)),
+                text(&self.table_name(firing)),
                 record,
                 old_record,
             ];
             let mut nulls = [false, false, false, no_record, no_old_record];
             let payload = self.as_json(projection::form(self.payload, &mut values, &mut nulls));
-            let tenant = choice.and_then(|choice| choice.tenant.as_ref());
-            Some(Event {
+            let mut event = Event {
                 payload,
-                tenant: tenant
-                    .zip(new.or(old))
-                    .and_then(|(tenant, row)| self.tenant(tenant, row)),
-            })
+                tenant: None,
+                ordering_key: None,
+                coalesce_key: None,
+            };
+            if let Some((choice, row)) = choice.zip(new.or(old)) {
+                let tenant = choice.tenant.as_ref();
+                event.tenant = tenant.and_then(|column| self.text_of(column, row));
+                let key = |columns: &Option<Vec<TextColumn>>| {
+                    let columns = columns.as_ref()?;
+                    self.key(firing, columns, row)
+                };
+                event.ordering_key = key(&choice.ordering_key);
+                event.coalesce_key = key(&choice.coalesce_key);
+            }
+            Some(event)
         }
+    }
+
+    fn schema_name<'a>(&'a self, firing: &'a Firing<'_>) -> Cow<'a, str> {
+        let reported = self.options.schema.as_deref();
+        reported.map_or_else(|| as_utf8(firing.schema_name()).into(), Cow::from)
+    }
+
+    fn table_name<'a>(&'a self, firing: &'a Firing<'_>) -> Cow<'a, str> {
+        let reported = self.options.table.as_deref();
+        reported.map_or_else(|| as_utf8(firing.table_name()).into(), Cow::from)
+    }
+
+    /// None where one of the values is null.
+    ///
+    /// # Safety
+    /// The row has the columns.
+    unsafe fn key(
+        &self,
+        firing: &Firing<'_>,
+        columns: &[TextColumn],
+        row: Row<'_>,
+    ) -> Option<Datum> {
+        let (schema, table) = (self.schema_name(firing), self.table_name(firing));
+        let values: Option<Vec<String>> = (columns.iter())
+            // SAFETY: as above; what it returns is text.
+            .map(|column| unsafe { String::from_datum(self.text_of(column, row)?, false) })
+            .collect();
+        let values = values?;
+        let parts = [&*schema, &*table].into_iter();
+        Some(text(&key::of(
+            parts.chain(values.iter().map(String::as_str)),
+        )))
     }
 
     /// # Safety
@@ -144,17 +189,17 @@ impl Payloads {
     ///
     /// # Safety
     /// The row has the column.
-    unsafe fn tenant(&self, tenant: &Tenant, row: Row<'_>) -> Option<Datum> {
+    unsafe fn text_of(&self, column: &TextColumn, row: Row<'_>) -> Option<Datum> {
         // SAFETY: as above.
         unsafe {
-            if tenant.shape.is_text() {
-                return row.value(tenant.place);
+            if column.shape.is_text() {
+                return row.value(column.place);
             }
             pgrx::direct_function_call_as_datum(
                 pg_sys::jsonb_object_field_text,
                 &[
-                    Some(self.as_json(tenant.shape.form(row))),
-                    Some(tenant.name),
+                    Some(self.as_json(column.shape.form(row))),
+                    Some(column.name),
                 ],
             )
         }
@@ -200,24 +245,37 @@ unsafe fn choose(options: &Options, description: pg_sys::TupleDesc) -> Choice {
     let shown = Shape::new(select(&|column| options.shows(column)));
     let compared =
         (options.changed.as_ref()).map(|changed| Shape::new(select(&|c| changed.contains(c))));
-    let tenant = (options.tenant_column.as_ref())
-        .and_then(|column| select(&|c| c == column).pop())
-        .map(|attribute| Tenant {
+    let as_text = |column: &String| {
+        let attribute = select(&|c| c == column).pop()?;
+        Some(TextColumn {
             place: attribute.place,
-            // SAFETY: copied.
-            name: Datum::from(unsafe { pg_sys::cstring_to_text(attribute.name.as_ptr()) }),
+            name: text(&as_utf8(attribute.name)),
             shape: Shape::new([attribute]),
-        });
+        })
+    };
+    let tenant = options.tenant_column.as_ref().and_then(as_text);
+    let key = |columns: &Option<Vec<String>>| -> Option<Vec<TextColumn>> {
+        columns.as_ref()?.iter().map(as_text).collect()
+    };
+    let (ordering_key, coalesce_key) = (key(&options.ordering_key), key(&options.coalesce_key));
+    let keys = ordering_key.iter().chain(&coalesce_key).flatten();
     let wanted = (shown.places())
         .chain(compared.iter().flat_map(Shape::places))
-        .chain(tenant.iter().map(|tenant| tenant.place))
+        .chain(tenant.iter().chain(keys).map(|column| column.place))
         .max();
     Choice {
         wanted: wanted.map_or(0, |place| place + 1),
         shown,
         compared,
         tenant,
+        ordering_key,
+        coalesce_key,
     }
+}
+
+fn text(text: &str) -> Datum {
+    // SAFETY: copied, as long as it says.
+    unsafe { pg_sys::cstring_to_text_with_len(text.as_ptr().cast(), text.len() as i32) }.into()
 }
 
 /// `to_jsonb(record)`: it asks the expression that it is called by for the type of its argument.

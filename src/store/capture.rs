@@ -11,27 +11,40 @@ pub struct Changes {
     pub event_type: pg_sys::Datum,
     /// jsonb[]
     pub payloads: pg_sys::Datum,
-    /// text[], one for each payload.
-    pub tenants: pg_sys::Datum,
+    /// text[], one for each payload, as are the keys; none where no event has one.
+    pub tenants: Option<pg_sys::Datum>,
+    pub ordering_keys: Option<pg_sys::Datum>,
+    pub coalesce_keys: Option<pg_sys::Datum>,
 }
 
 impl Changes {
-    fn arguments(&self) -> [DatumWithOid<'_>; 3] {
+    fn arguments(&self) -> [DatumWithOid<'_>; 5] {
         // SAFETY: they are of these types.
-        unsafe {
-            [
+        let texts = |array: Option<pg_sys::Datum>| match array {
+            Some(array) => unsafe { DatumWithOid::new(array, pg_sys::TEXTARRAYOID) },
+            None => DatumWithOid::null_oid(pg_sys::TEXTARRAYOID),
+        };
+        // SAFETY: as above.
+        let (event_type, payloads) = unsafe {
+            (
                 DatumWithOid::new(self.event_type, pg_sys::TEXTOID),
                 DatumWithOid::new(self.payloads, pg_sys::JSONBARRAYOID),
-                DatumWithOid::new(self.tenants, pg_sys::TEXTARRAYOID),
-            ]
-        }
+            )
+        };
+        [
+            event_type,
+            payloads,
+            texts(self.tenants),
+            texts(self.ordering_keys),
+            texts(self.coalesce_keys),
+        ]
     }
 }
 
 thread_local! {
-    static EMIT: Call = const { Call::new("SELECT webhook.emit_changes($1, $2, $3)") };
+    static EMIT: Call = const { Call::new("SELECT webhook.emit_changes($1, $2, $3, $4, $5)") };
     static EMIT_POSSIBLE: Call = const {
-        Call::new("SELECT lost, problem FROM webhook.emit_possible_changes($1, $2, $3, $4, $5)")
+        Call::new("SELECT lost, problem FROM webhook.emit_possible_changes($1, $2, $3, $4, $5, $6, $7)")
     };
 }
 
@@ -46,8 +59,8 @@ pub fn emit_possible_changes(
     problem: Option<String>,
 ) -> Result<(i64, Option<String>), spi::Error> {
     Spi::connect_mut(|client| {
-        let [event_type, payloads, tenants] = changes.arguments();
-        let arguments = [event_type, payloads, tenants, lost.into(), problem.into()];
+        let mut arguments = Vec::from(changes.arguments());
+        arguments.extend([lost.into(), problem.into()]);
         let (lost, problem) = run(client, &EMIT_POSSIBLE, &arguments)?
             .first()
             .get_two::<i64, String>()?;
