@@ -29,12 +29,12 @@ CREATE TABLE webhook.policy (
     name              text COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z0-9_]{1,63}$'),
 
     -- when to try again
-    max_attempts      int            NOT NULL DEFAULT 6 CHECK (max_attempts BETWEEN 1 AND 32000),
+    max_attempts      int            NOT NULL DEFAULT 10 CHECK (max_attempts BETWEEN 1 AND 32000),
     backoff           text           NOT NULL DEFAULT 'schedule' CHECK (backoff IN ('exponential', 'fixed', 'schedule')),
-    initial_delay     interval       NOT NULL DEFAULT '30 s' CHECK (initial_delay BETWEEN '0 s' AND '1000 days'),
+    initial_delay     interval       NOT NULL DEFAULT '5 s' CHECK (initial_delay BETWEEN '0 s' AND '1000 days'),
     factor            float8         NOT NULL DEFAULT 2 CHECK (factor BETWEEN 1 AND 100),
     max_delay         interval       NOT NULL DEFAULT '24 h' CHECK (max_delay BETWEEN '0 s' AND '1000 days'),
-    schedule          interval[]     NOT NULL DEFAULT '{30 s, 5 min, 30 min, 2 h, 24 h}'
+    schedule          interval[]     NOT NULL DEFAULT '{5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h}'
                       CHECK (cardinality(schedule) > 0 AND array_ndims(schedule) = 1 AND array_lower(schedule, 1) = 1 AND array_position(schedule, NULL) IS NULL
                              AND '0 s' <= ALL (schedule) AND '1000 days' >= ALL (schedule)),
     jitter_down       float8         NOT NULL DEFAULT 0.1 CHECK (jitter_down BETWEEN 0 AND 1),
@@ -42,12 +42,12 @@ CREATE TABLE webhook.policy (
 
     -- what an answer means
     success_status    int4multirange NOT NULL DEFAULT '{[200,300)}',
-    retry_status      int4multirange NOT NULL DEFAULT '{[408,409), [425,426), [429,430), [500,600)}',
+    retry_status      int4multirange NOT NULL DEFAULT '{[100,200), [300,410), [411,1000)}',
     disable_status    int4multirange NOT NULL DEFAULT '{[410,411)}',
     retry_errors      text[]         NOT NULL DEFAULT '{dns, connect, timeout, tls, reset, invalid_response}'
                       CHECK (retry_errors <@ '{dns, connect, timeout, tls, reset, invalid_response}' AND array_position(retry_errors, NULL) IS NULL),
     retry_after       text           NOT NULL DEFAULT 'at_least' CHECK (retry_after IN ('ignore', 'exact', 'at_least')),
-    timeout           interval       NOT NULL DEFAULT '10 s' CHECK (timeout BETWEEN '1 ms' AND '1 h'),
+    timeout           interval       NOT NULL DEFAULT '15 s' CHECK (timeout BETWEEN '1 ms' AND '1 h'),
     connect_timeout   interval       NOT NULL DEFAULT '5 s' CHECK (connect_timeout BETWEEN '1 ms' AND '1 h'),
 
     -- when to leave an endpoint alone

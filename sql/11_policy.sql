@@ -94,9 +94,9 @@ CREATE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) R
 -- The shortest wait before an attempt that nobody asked for, whatever a policy or an endpoint says.
 CREATE FUNCTION webhook.shortest_wait() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '100 ms';
 
--- The wait before the next attempt, where the endpoint may have asked for one (Retry-After).
+-- The wait before the next attempt, where the endpoint may have asked for one (Retry-After): not for longer than max_delay.
 CREATE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own interval := webhook.own_delay(p, attempts, draw);
     asked interval;
@@ -104,7 +104,7 @@ BEGIN
     IF p.retry_after = 'ignore' OR (retry_after >= interval '0') IS NOT TRUE THEN
         RETURN greatest(own, webhook.shortest_wait());
     END IF;
-    asked := least(retry_after, webhook.setting('max_retry_after')::interval);
+    asked := least(retry_after, p.max_delay);
     RETURN greatest(CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END, webhook.shortest_wait());
 END $$;
 

@@ -2,9 +2,18 @@
 --
 -- 56_replay.sql sends them again, 58_discard.sql gives them up, 52_retention.sql removes them when their time is over.
 
+-- The verdict and the answer are those of the last attempt that decided something, and looked up only where they are asked for.
 CREATE VIEW webhook.failed AS
-SELECT d.event_id, d.event_type, webhook.address(n.tenant, n.name) AS endpoint, v.tenant, v.payload, d.attempts, d.last_status_code, d.last_error,
-       d.completed_at AS failed_at
+SELECT d.event_id, d.event_type, webhook.address(n.tenant, n.name) AS endpoint, v.tenant, d.created_at, d.completed_at AS failed_at,
+       d.attempts,
+       (SELECT a.verdict FROM webhook.attempt a
+        WHERE a.event_id = d.event_id AND a.endpoint_id = d.endpoint_id AND a.verdict <> 'late'
+        ORDER BY a.claim_seq DESC LIMIT 1) AS verdict,
+       d.reason, d.last_status_code, d.last_error,
+       (SELECT a.response_excerpt FROM webhook.attempt a
+        WHERE a.event_id = d.event_id AND a.endpoint_id = d.endpoint_id AND a.verdict <> 'late'
+        ORDER BY a.claim_seq DESC LIMIT 1) AS last_answer,
+       v.payload
 FROM webhook.dead_letter d
 LEFT JOIN webhook.event v ON v.id = d.event_id
 LEFT JOIN (SELECT e.id, e.tenant, e.name FROM webhook.endpoint e UNION ALL SELECT r.id, r.tenant, r.name FROM webhook.removed_endpoint r) n

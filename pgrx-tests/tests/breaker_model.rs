@@ -66,10 +66,10 @@ impl Policy {
     fn insert(&self, name: &str) -> String {
         format!(
             "INSERT INTO webhook.policy
-                 (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, retry_errors, disable_status, keep_sent,
+                 (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, retry_errors, retry_status, disable_status, keep_sent,
                   connect_timeout, timeout, failure_threshold, warn_threshold, cooldown, max_cooldown, breaker_counts,
                   on_trip, on_exhausted)
-             VALUES ('{name}', {}, 'fixed', '{} us', 0, 0, '{{{}}}', '{{{}}}', {}, '{lease} us', '{lease} us',
+             VALUES ('{name}', {}, 'fixed', '{} us', 0, 0, '{{{}}}', '{{[500,600)}}', '{{{}}}', {}, '{lease} us', '{lease} us',
                      {}, {}, '{} us', '{} us', '{}', '{}', '{}');",
             self.max_attempts,
             self.retry_delay,

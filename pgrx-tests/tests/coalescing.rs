@@ -11,7 +11,7 @@ const PAUSE: &str = "SELECT webhook_pause('orders')";
 fn database(cluster: &Cluster, url: &str) -> Database {
     let database = cluster.database("coalescing");
     // Its retries wait for 30 s.
-    database.add_endpoint_with("orders", url, "policy => 'standard'");
+    database.add_endpoint_with("orders", url, "policy => 'patient'");
     database
 }
 

@@ -12,8 +12,8 @@ use webhook_e2e::{Answer, Database, Receiver, engine};
 #[test]
 fn failed_shows_the_event_its_endpoint_and_the_error() {
     let (database, receiver) = (database(), Receiver::start());
-    receiver.respond("/", |_, _| Answer::status(404));
-    database.add_endpoint_with("acme/orders", &receiver.url("/"), "policy => 'standard'");
+    receiver.respond("/", |_, _| Answer::status(404).body("no such hook"));
+    database.add_endpoint_with("acme/orders", &receiver.url("/"), "policy => 'power5'");
     let event = database.query_one_value::<Uuid>(
         r#"SELECT webhook_emit('order.created', '{"n": 1}', tenant => 'acme')"#,
     );
@@ -28,11 +28,15 @@ fn failed_shows_the_event_its_endpoint_and_the_error() {
             "event_type",
             "endpoint",
             "tenant",
-            "payload",
+            "created_at",
+            "failed_at",
             "attempts",
+            "verdict",
+            "reason",
             "last_status_code",
             "last_error",
-            "failed_at"
+            "last_answer",
+            "payload",
         ]
     );
     assert_eq!(row.get::<_, Uuid>("event_id"), event);
@@ -43,8 +47,11 @@ fn failed_shows_the_event_its_endpoint_and_the_error() {
     assert_eq!(row.get::<_, i32>("attempts"), 1);
     assert_eq!(row.get::<_, i32>("last_status_code"), 404);
     assert_eq!(row.get::<_, &str>("last_error"), "HTTP 404");
+    assert_eq!(row.get::<_, &str>("verdict"), "final");
+    assert_eq!(row.get::<_, &str>("reason"), "status");
+    assert_eq!(row.get::<_, &str>("last_answer"), "no such hook");
     let when: bool = database.query_one_value(
-        "SELECT failed_at = completed_at FROM webhook.failed JOIN webhook.dead_letter USING (event_id)",
+        "SELECT failed_at = completed_at AND failed.created_at = dead_letter.created_at FROM webhook.failed JOIN webhook.dead_letter USING (event_id)",
     );
     assert!(when);
 }

@@ -87,7 +87,7 @@ fn what_expires_while_it_waits_for_a_retry_fails() {
     let (database, receiver) = (Cluster::shared().database("expiry"), Receiver::start());
     receiver.respond("/", |_, _| Answer::status(500));
     // The next attempt is due long after it has expired.
-    database.add_endpoint_with("all", &receiver.url("/"), "policy => 'standard'");
+    database.add_endpoint_with("all", &receiver.url("/"), "policy => 'patient'");
     let event = emit_for_an_hour(&database);
     database.wait_until("SELECT count(*) = 1 FROM webhook.attempt");
     let_expire(&database, event);

@@ -52,38 +52,35 @@ const EVERY_KIND: [&str; 10] = [
 const ALL_OTHERS_ARE_RETRIED: &[(RangeInclusive<i32>, &str)] = &[
     (100..=199, "retry"),
     (200..=299, "success"),
-    (300..=599, "retry"),
+    (300..=999, "retry"),
 ];
 const NO_STATUS_IS_RETRIED: &[(RangeInclusive<i32>, &str)] = &[
     (100..=199, "final"),
     (200..=299, "success"),
-    (300..=599, "final"),
+    (300..=999, "final"),
 ];
 
 const PRESETS: [Preset; 11] = [
     Preset {
         name: "standard",
-        document: "ours, with the delays of 000_9675ae1d3b60a50c",
-        delays: &[30, 300, 1_800, 7_200, DAY],
-        cumulative: &[30, 330, 2_130, 9_330, 95_730],
+        document: "Standard Webhooks, which recommends these delays",
+        delays: &[
+            5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, DAY,
+        ],
+        cumulative: &[
+            5, 305, 2_105, 9_305, 27_305, 63_305, 113_705, 185_705, 272_105,
+        ],
         at_last: DAY,
         jitter: (0.1, 0.1),
         verdicts: &[
-            (100..=199, "final"),
+            (100..=199, "retry"),
             (200..=299, "success"),
-            (300..=407, "final"),
-            (408..=408, "retry"),
-            (409..=409, "final"),
+            (300..=409, "retry"),
             (410..=410, "disable"),
-            (411..=424, "final"),
-            (425..=425, "retry"),
-            (426..=428, "final"),
-            (429..=429, "retry"),
-            (430..=499, "final"),
-            (500..=599, "retry"),
+            (411..=999, "retry"),
         ],
         retried_errors: ALL_ERRORS,
-        columns: "retry_after = 'at_least' AND connect_timeout = '5 s' AND timeout = '10 s'
+        columns: "retry_after = 'at_least' AND connect_timeout = '5 s' AND timeout = '15 s'
             AND failure_threshold = 5 AND warn_threshold = 3 AND cooldown = '60 s' AND max_cooldown = '60 min'
             AND breaker_counts = 'attempts' AND on_trip = 'open' AND when_open = 'hold'
             AND on_exhausted = 'continue' AND hold_for = '7 days' AND keep_sent",
@@ -138,8 +135,9 @@ const PRESETS: [Preset; 11] = [
             (429..=429, "retry"),
             (430..=499, "final"),
             (500..=599, "retry"),
+            (600..=999, "final"),
         ],
-        retried_errors: &["dns", "connect", "timeout"],
+        retried_errors: &["dns", "connect", "timeout", "tls", "reset"],
         columns: "retry_after = 'exact' AND connect_timeout = '5 s' AND timeout = '10 s'
             AND failure_threshold = 0 AND warn_threshold = 3
             AND on_exhausted = 'disable' AND hold_for IS NULL AND keep_sent",
@@ -179,11 +177,11 @@ const PRESETS: [Preset; 11] = [
         cumulative: &[1, 3],
         at_last: 60,
         jitter: (0.0, 0.0),
-        verdicts: NO_STATUS_IS_RETRIED,
+        verdicts: ALL_OTHERS_ARE_RETRIED,
         retried_errors: ALL_ERRORS,
         columns: "retry_after = 'ignore' AND connect_timeout = '3 s' AND timeout = '3 s'
             AND failure_threshold = 10 AND warn_threshold = 0 AND cooldown = '60 s' AND max_cooldown = '60 s'
-            AND breaker_counts = 'final' AND on_trip = 'open' AND when_open = 'fail'
+            AND breaker_counts = 'attempts' AND on_trip = 'open' AND when_open = 'attempt'
             AND on_exhausted = 'continue' AND hold_for IS NULL AND keep_sent",
     },
     Preset {
@@ -193,11 +191,11 @@ const PRESETS: [Preset; 11] = [
         cumulative: &[1, 3, 7],
         at_last: 60,
         jitter: (0.0, 0.0),
-        verdicts: NO_STATUS_IS_RETRIED,
+        verdicts: ALL_OTHERS_ARE_RETRIED,
         retried_errors: ALL_ERRORS,
         columns: "retry_after = 'ignore' AND connect_timeout = '5 s' AND timeout = '10 s'
             AND failure_threshold = 3 AND warn_threshold = 0 AND cooldown = '10 s' AND max_cooldown = '10 s'
-            AND breaker_counts = 'final' AND on_trip = 'open' AND when_open = 'fail'
+            AND breaker_counts = 'attempts' AND on_trip = 'open' AND when_open = 'attempt'
             AND on_exhausted = 'continue' AND hold_for IS NULL AND keep_sent",
     },
     Preset {
@@ -207,11 +205,11 @@ const PRESETS: [Preset; 11] = [
         cumulative: &[2, 6, 14, 30, 62],
         at_last: 60,
         jitter: (0.0, 0.0),
-        verdicts: NO_STATUS_IS_RETRIED,
+        verdicts: ALL_OTHERS_ARE_RETRIED,
         retried_errors: ALL_ERRORS,
         columns: "retry_after = 'ignore' AND connect_timeout = '5 s' AND timeout = '10 s'
             AND failure_threshold = 20 AND warn_threshold = 0 AND cooldown = '120 s' AND max_cooldown = '120 s'
-            AND breaker_counts = 'final' AND on_trip = 'open' AND when_open = 'fail'
+            AND breaker_counts = 'attempts' AND on_trip = 'open' AND when_open = 'hold'
             AND on_exhausted = 'continue' AND hold_for IS NULL AND keep_sent",
     },
     Preset {
@@ -228,6 +226,7 @@ const PRESETS: [Preset; 11] = [
             (429..=429, "retry"),
             (430..=499, "final"),
             (500..=599, "retry"),
+            (600..=999, "final"),
         ],
         retried_errors: &["dns", "connect", "timeout", "reset"],
         columns: "retry_after = 'ignore' AND connect_timeout = '5 s' AND timeout = '5 s'
@@ -410,9 +409,9 @@ fn every_status_means_what_the_document_says() {
         for preset in PRESETS {
             let query = "
                 SELECT s, webhook.verdict(p, s, NULL), webhook.verdict(p, s, 'reset')
-                FROM webhook.policy p, generate_series(100, 599) AS s WHERE p.name = $1";
+                FROM webhook.policy p, generate_series(100, 999) AS s WHERE p.name = $1";
             let rows = transaction.query(query, &[&preset.name]).unwrap();
-            assert_eq!(rows.len(), 500);
+            assert_eq!(rows.len(), 900);
             for row in rows {
                 let status: i32 = row.get(0);
                 let message = preset.is_named_in(&format!("status {status}"));
@@ -714,7 +713,7 @@ fn no_column_of_a_policy_but_hold_for_may_be_null() {
 
 #[test]
 fn an_endpoint_can_ask_for_a_wait_as_far_as_the_policy_lets_it() {
-    // The own delay is 60 s, and at most 600 s may be asked for. Mode, what is asked, the wait.
+    // The own delay is 60 s, max_delay 600 s. Mode, what is asked, the wait.
     let cases = [
         ("ignore", "'300 s'", 60),
         ("ignore", "NULL", 60),
@@ -734,9 +733,8 @@ fn an_endpoint_can_ask_for_a_wait_as_far_as_the_policy_lets_it() {
     in_transaction(|transaction| {
         execute(
             transaction,
-            "SET LOCAL webhook.max_retry_after = '600 s';
-             INSERT INTO webhook.policy (name, retry_after, backoff, initial_delay, jitter_down, jitter_up)
-             SELECT mode, mode, 'fixed', '60 s', 0, 0 FROM unnest('{ignore, exact, at_least}'::text[]) AS mode",
+            "INSERT INTO webhook.policy (name, retry_after, backoff, initial_delay, max_delay, jitter_down, jitter_up)
+             SELECT mode, mode, 'fixed', '60 s', '600 s', 0, 0 FROM unnest('{ignore, exact, at_least}'::text[]) AS mode",
         );
         for (mode, asked, seconds) in cases {
             let wait: f64 = value(
@@ -751,13 +749,17 @@ fn an_endpoint_can_ask_for_a_wait_as_far_as_the_policy_lets_it() {
 }
 
 #[test]
-fn an_endpoint_can_ask_for_a_day_unless_the_setting_says_otherwise() {
+fn under_a_preset_an_endpoint_can_ask_for_a_day() {
     in_transaction(|transaction| {
-        let wait: f64 = value(
-            transaction,
-            "SELECT extract(epoch FROM webhook.backoff_delay('power5', 1, '30 days'))::float8",
-        );
-        assert_eq!(wait, DAY as f64);
+        for preset in ["standard", "power5"] {
+            let wait: f64 = value(
+                transaction,
+                &format!(
+                    "SELECT extract(epoch FROM webhook.backoff_delay('{preset}', 1, '30 days'))::float8"
+                ),
+            );
+            assert_eq!(wait, DAY as f64, "{preset}");
+        }
     });
 }
 

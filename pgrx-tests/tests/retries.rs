@@ -97,10 +97,10 @@ fn a_500_is_retried_and_a_200_ends_it() {
 }
 
 #[test]
-fn a_404_is_final_at_once() {
+fn a_status_that_the_policy_does_not_retry_is_final_at_once() {
     let (database, receiver) = (database(), Receiver::start());
     receiver.respond("/", |_, _| Answer::status(404));
-    database.add_endpoint_with("all", &receiver.url("/"), "policy => 'standard'");
+    database.add_endpoint_with("all", &receiver.url("/"), "policy => 'power5'");
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "FAILED");
 
@@ -109,6 +109,42 @@ fn a_404_is_final_at_once() {
     assert_eq!(row.get::<_, i32>("max_attempts"), 6);
     assert_eq!(row.get::<_, &str>("last_error"), "HTTP 404");
     assert_eq!(receiver.request_count(), 1);
+}
+
+#[test]
+fn any_status_but_2xx_and_410_is_retried_as_standard_webhooks_recommends() {
+    let (database, receiver) = (database(), Receiver::start());
+    receiver.respond("/", |_, number| Answer::status([404, 302, 599][number - 1]));
+    database.add_endpoint_with("all", &receiver.url("/"), "policy => 'standard'");
+    let event = database.emit("order.created", json!({}));
+    for (attempt, seconds) in [(1, 5.0), (2, 300.0), (3, 1800.0)] {
+        wait_for_retry(&database, event, attempt);
+        let wait = wait_until_next_attempt(&database, event);
+        let allowed = seconds * 0.9..=seconds * 1.1;
+        assert!(allowed.contains(&wait), "wait {attempt} is {wait} s");
+        if attempt < 3 {
+            do_not_wait(&database);
+        }
+    }
+    assert_eq!(delivery(&database, event).get::<_, i32>("max_attempts"), 10);
+}
+
+#[test]
+fn one_503_is_retried_where_events_must_not_be_lost() {
+    let (database, receiver) = (database(), Receiver::start());
+    receiver.respond("/", |_, number| match number % 2 {
+        1 => Answer::status(503),
+        _ => Answer::status(200),
+    });
+    for preset in ["critical", "high_traffic", "development"] {
+        let options = format!("'{{{preset}}}', policy => '{preset}'");
+        database.add_endpoint_with(preset, &receiver.url("/"), &options);
+        let event = database.emit(preset, json!({}));
+        wait_for_retry(&database, event, 1);
+        do_not_wait(&database);
+        database.wait_for_status(event, "SENT");
+        assert_eq!(delivery(&database, event).get::<_, i32>("attempts"), 2);
+    }
 }
 
 #[test]
@@ -134,7 +170,8 @@ fn a_429_with_retry_after_1_is_retried_no_sooner_than_in_a_second() {
 fn retry_after_is_heeded_as_the_policy_says() {
     const HOUR: f64 = 3600.0;
     const DAY: f64 = 24.0 * HOUR;
-    // The policy's own delay is an hour. Mode, status, Retry-After, the wait in seconds.
+    // The policy's own delay is an hour, max_delay a day, or two hours where it is brief. Mode, status, Retry-After, the wait
+    // in seconds.
     let cases = [
         ("at_least", 429, "7200", 2.0 * HOUR),
         ("at_least", 503, "7200", 2.0 * HOUR),
@@ -145,6 +182,10 @@ fn retry_after_is_heeded_as_the_policy_says() {
         ("ignore", 429, "7200", HOUR),
         ("exact", 429, "4294967295", DAY),
         ("exact", 429, "99999999999999999999", DAY),
+        ("exact", 429, "Sat, 06 Nov 2094 08:49:37 GMT", DAY),
+        ("at_least", 503, "Sat, 06 Nov 2094 08:49:37 GMT", DAY),
+        ("brief", 429, "7201", 2.0 * HOUR),
+        ("brief", 503, "Sat, 06 Nov 2094 08:49:37 GMT", 2.0 * HOUR),
         ("exact", 429, "soon", HOUR),
         ("exact", 429, "", HOUR),
         ("exact", 429, "-100", HOUR),
@@ -157,6 +198,12 @@ fn retry_after_is_heeded_as_the_policy_says() {
     for mode in ["at_least", "exact", "ignore"] {
         add_policy(&database, mode, "retry_after", &format!("'{mode}'"));
     }
+    add_policy(
+        &database,
+        "brief",
+        "retry_after, max_delay",
+        "'exact', '2 h'",
+    );
     database.execute("UPDATE webhook.policy SET initial_delay = '1 h' WHERE NOT preset");
     for (number, (mode, status, retry_after, seconds)) in cases.into_iter().enumerate() {
         let path = format!("/{number}");
@@ -266,11 +313,7 @@ fn a_redirect_is_not_followed_and_means_what_the_policy_says() {
         Answer::status(302).header("location", &target)
     });
     add_policy(&database, "lenient", "success_status", "'{[200,400)}'");
-    for (policy, status) in [
-        ("standard", "FAILED"),
-        ("lenient", "SENT"),
-        ("power5", "SENT"),
-    ] {
+    for (policy, status) in [("job", "FAILED"), ("lenient", "SENT"), ("power5", "SENT")] {
         let options = format!("'{{{policy}}}', policy => '{policy}'");
         database.add_endpoint_with(policy, &receiver.url("/"), &options);
         let event = database.emit(policy, json!({}));
@@ -457,7 +500,7 @@ fn a_late_result_is_only_logged() {
         receiver.respond(&path, move |_, _| Answer::status(status));
         let event_type = format!("answered.{status}");
         let options = format!("'{{{event_type}}}', policy => 'fast'");
-        database.add_endpoint_with(&path, &receiver.url(&path), &options);
+        database.add_endpoint_with(&event_type, &receiver.url(&path), &options);
         let event = database.emit(&event_type, json!({}));
         receiver.wait_for_event(event);
         pause(&database);

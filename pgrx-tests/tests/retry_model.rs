@@ -18,8 +18,6 @@ const ROUNDS: usize = 12;
 
 const SECOND: f64 = 1e6;
 const DAY: f64 = 86_400.0 * SECOND;
-/// The default of webhook.max_retry_after.
-const LONGEST_ASKED: f64 = DAY;
 /// What a policy and an endpoint cannot go below.
 const SHORTEST_WAIT: f64 = 0.1 * SECOND;
 /// A wait is rounded to whole microseconds.
@@ -163,7 +161,7 @@ impl Policy {
         let heeded = matches!(outcome.status, Some(429 | 503)) && self.retry_after != "ignore";
         match outcome.retry_after {
             Some(asked) if heeded && asked >= 0.0 => {
-                let asked = (asked * SECOND).min(LONGEST_ASKED);
+                let asked = (asked * SECOND).min(self.max_delay);
                 match self.retry_after {
                     "exact" => (asked, asked),
                     _ => (own.0.max(asked), own.1.max(asked)),
