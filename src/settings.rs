@@ -33,12 +33,10 @@ static ALLOW_PORTS: GucSetting<Option<CString>> =
 static REQUIRE_HTTPS: GucSetting<HttpsRequired> =
     GucSetting::<HttpsRequired>::new(HttpsRequired::public);
 static CA_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
-static WORKERS: GucSetting<i32> = GucSetting::<i32>::new(64);
-static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1024);
+static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(64);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
 static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
-static MAX_RETRY_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 static RETENTION_SENT_MIN: GucSetting<i32> = GucSetting::<i32>::new(7 * 24 * 60);
 static RETENTION_FAILED_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static IDEMPOTENCY_WINDOW_S: GucSetting<i32> = GucSetting::<i32>::new(24 * 60 * 60);
@@ -115,22 +113,12 @@ pub fn define() {
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
-        c"webhook.workers",
+        c"webhook.max_in_flight",
         c"Number of requests that one database sends at the same time.",
         c"Each takes a thread of the worker and, while it lasts, a socket.",
-        &WORKERS,
-        1,
-        1024,
-        GucContext::Sighup,
-        GucFlags::default(),
-    );
-    GucRegistry::define_int_guc(
-        c"webhook.max_in_flight",
-        c"Number of deliveries that one database has claimed at the same time.",
-        c"Those beyond webhook.workers wait in memory, so that the threads never wait for the queue.",
         &MAX_IN_FLIGHT,
         1,
-        100_000,
+        1024,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -163,16 +151,6 @@ pub fn define() {
         256 * 1024 * 1024,
         GucContext::Suset,
         GucFlags::UNIT_BYTE,
-    );
-    GucRegistry::define_int_guc(
-        c"webhook.max_retry_after",
-        c"Longest wait that an endpoint may ask for with Retry-After.",
-        c"A longer one is cut to this.",
-        &MAX_RETRY_AFTER_S,
-        0,
-        31_536_000,
-        GucContext::Suset,
-        GucFlags::UNIT_S,
     );
     GucRegistry::define_int_guc(
         c"webhook.retention_sent",
@@ -308,7 +286,6 @@ pub struct Settings {
     pub enabled: bool,
     pub network: Network,
     pub ca_file: Option<PathBuf>,
-    pub workers: usize,
     pub max_in_flight: usize,
     pub poll_interval: Duration,
     pub stale_after: Duration,
@@ -323,11 +300,16 @@ impl Settings {
             ca_file: Some(text(&CA_FILE))
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
-            workers: positive(WORKERS.get()),
             max_in_flight: positive(MAX_IN_FLIGHT.get()),
             poll_interval: Duration::from_millis(positive(POLL_INTERVAL_MS.get()) as u64),
             stale_after: Duration::from_secs(positive(STALE_AFTER_S.get()) as u64),
         }
+    }
+
+    /// How many deliveries may be claimed at the same time. The ones that are not in flight wait in memory, so that the threads
+    /// never wait for the queue; 16 for each thread last through a turn, also where receivers answer in a millisecond.
+    pub fn max_claimed(&self) -> usize {
+        16 * self.max_in_flight
     }
 }
 

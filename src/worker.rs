@@ -219,7 +219,7 @@ impl Worker {
                 .unwrap_or_default(),
         };
         memory::take_reserve();
-        let threads = threads_within_limits(settings.workers);
+        let threads = threads_within_limits(settings.max_in_flight);
         let pool = Pool::start(threads, setup.clone()).map_err(|error| Trouble {
             code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
             message: format!("cannot start the threads that send requests: {error}"),
@@ -307,7 +307,7 @@ impl Worker {
         }
         if settings::reload_if_asked() {
             let settings = Settings::current();
-            if settings.workers != self.settings.workers {
+            if settings.max_in_flight != self.settings.max_in_flight {
                 return Some(End::Stop);
             }
             self.settings = settings;
@@ -451,7 +451,7 @@ fn threads_within_limits(wanted: usize) -> usize {
     let allowed = (limit.rlim_cur.saturating_sub(FILES_OF_THE_SERVER) / 2).clamp(1, 1024) as usize;
     if allowed < wanted {
         warning!(
-            "webhook.workers is {wanted}, but the limit of open files (ulimit -n {}) allows {allowed}",
+            "webhook.max_in_flight is {wanted}, but the limit of open files (ulimit -n {}) allows {allowed}",
             limit.rlim_cur
         );
     }

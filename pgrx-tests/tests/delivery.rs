@@ -456,7 +456,9 @@ fn sent_rows_carry_code_duration_and_completion() {
 fn ten_thousand_events_arrive_exactly_once_and_every_claim_is_hot() {
     const EVENTS: usize = 10_000;
     const DEADLINE: Duration = Duration::from_secs(120);
-    let cluster = Cluster::builder().setting("webhook.workers = 32").start();
+    let cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 32")
+        .start();
     let (database, receiver) = (cluster.database("many"), Receiver::start());
     database.add_endpoint("all", &receiver.url("/"));
     database.execute(&format!(

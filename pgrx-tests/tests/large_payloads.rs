@@ -11,7 +11,9 @@ const OF_ONE: i64 = OF_ALL / 2;
 #[test]
 fn a_backlog_of_large_payloads_is_claimed_by_bytes_and_delays_nobody() {
     const BACKLOGS: i64 = 6;
-    let cluster = Cluster::builder().setting("webhook.workers = 200").start();
+    let cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 200")
+        .start();
     let database = cluster.database("large");
     let receiver = Receiver::start();
     receiver.hold("/slow");

@@ -91,14 +91,16 @@ fn what_is_in_flight_is_settled_while_disabled() {
 
 #[test]
 fn a_changed_number_of_threads_applies_on_reload() {
-    let mut cluster = Cluster::builder().setting("webhook.workers = 20").start();
+    let mut cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 20")
+        .start();
     let database = cluster.database("resized");
     let receiver = Receiver::start();
     database.add_endpoint("orders", &receiver.url("/orders"));
     let first = worker::pid(&database);
     database.wait_until("SELECT state = 'running' FROM webhook_status()");
     let before = worker::threads(first);
-    cluster.configure("webhook.workers = 4");
+    cluster.configure("webhook.max_in_flight = 4");
     cluster.reload();
     let second = worker::successor(&database, first);
     let event = database.emit("order.created", json!({}));

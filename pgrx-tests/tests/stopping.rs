@@ -113,7 +113,9 @@ fn terminating_a_worker_waits_for_no_lock() {
 
 #[test]
 fn hanging_receivers_delay_neither_a_stop_nor_drop_database() {
-    let mut cluster = Cluster::builder().setting("webhook.workers = 40").start();
+    let mut cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 40")
+        .start();
     let receiver = Receiver::start();
     let databases = [cluster.database("hanging"), cluster.database("hanging")];
     for database in &databases {

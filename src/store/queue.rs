@@ -85,11 +85,11 @@ pub fn turn_away(
         .map(Option::unwrap_or_default)
 }
 
-/// How many requests an endpoint gets at the same time: a quarter of the threads where its row does not say.
+/// How many requests an endpoint gets at the same time: a quarter of all where its row does not say.
 fn share(max_in_flight: Option<i32>, settings: &Settings) -> usize {
     max_in_flight
         .and_then(|n| usize::try_from(n).ok())
-        .unwrap_or(settings.workers.div_ceil(4))
+        .unwrap_or(settings.max_in_flight.div_ceil(4))
 }
 
 /// How many to claim of an endpoint.

@@ -474,7 +474,7 @@ impl Worker {
 
         let mut free = self
             .settings
-            .max_in_flight
+            .max_claimed()
             .saturating_sub(self.ledger.out());
         let mut wishes = Vec::with_capacity(asked.len());
         for (place, &(endpoint_id, share)) in asked.iter().enumerate() {
