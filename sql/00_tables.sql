@@ -117,7 +117,7 @@ CREATE TABLE webhook.event (
     idempotency_key text        COLLATE "C",
     created_at      timestamptz NOT NULL,
     redacted_at     timestamptz,                -- the payload is gone, and nothing of it is sent any more
-    payload_bytes   int         GENERATED ALWAYS AS (octet_length(payload::text)) STORED
+    payload_bytes   int                         -- as text; null where a person has written the row
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- The keys that stand for an event, within webhook.idempotency_window; no tenant is ''.

@@ -55,10 +55,25 @@ CREATE FUNCTION webhook.render_request(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
--- Wakes this database's worker when the current transaction commits.
-CREATE FUNCTION webhook.wake() RETURNS void
+-- Wakes this database's worker when the current transaction commits; true.
+CREATE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_wrapper';
+
+-- The memory of a session for what webhook.routes() has found; null where it knows nothing. It never outlives a change of an
+-- endpoint or a policy: src/routes.rs says how.
+CREATE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'recall_routes_wrapper';
+
+CREATE FUNCTION webhook.remember_routes(tenant text, event_type text, found int[]) RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'remember_routes_wrapper';
+
+-- Has every session forget them, when the current transaction commits.
+CREATE FUNCTION webhook.forget_routes() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'forget_routes_wrapper';
 
 CREATE FUNCTION webhook.is_preloaded() RETURNS boolean
     LANGUAGE c STABLE PARALLEL SAFE

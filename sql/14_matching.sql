@@ -1,7 +1,7 @@
 -- Matching: which endpoints want an event, by its tenant, its type and their filters.
 --
 -- One lookup in one index finds them, whatever the number of endpoints; exclusions and filters are then asked of the few that
--- were found.
+-- were found. A session remembers the answer for each type and tenant until an endpoint or a policy changes.
 
 -- The keys under which an endpoint is found: one for each pattern, with its tenant in front. Exclusions find nobody.
 CREATE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
@@ -41,19 +41,52 @@ CREATE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int,
         WHERE webhook.subscription_keys(e.tenant, e.event_types) && keys AND NOT e.event_types && keys;
     END;
 
+-- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 where a filter has its say. With a
+-- snapshot of its own, so VOLATILE: the session remembers what is found. A plan made among few endpoints must do for many.
+CREATE FUNCTION webhook.routes(tenant text, event_type text) RETURNS int[]
+    LANGUAGE plpgsql VOLATILE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    known int[] := webhook.recall_routes(tenant, event_type);
+BEGIN
+    IF known IS NULL THEN
+        known := coalesce((SELECT array_agg(r.number ORDER BY s.endpoint_id, r.place)
+                           FROM webhook.subscribers(webhook.matching_keys(tenant, event_type)) s
+                           CROSS JOIN LATERAL (VALUES (1, s.endpoint_id), (2, CASE WHEN s.filter IS NULL THEN s.max_attempts ELSE 0 END))
+                               AS r (place, number)), '{}');
+        PERFORM webhook.remember_routes(tenant, event_type, known);
+    END IF;
+    RETURN known;
+END $$;
+
+CREATE FUNCTION webhook.routes_changed() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM webhook.forget_routes();
+    RETURN NULL;
+END $$;
+
+-- Always: also where rows come by logical replication.
+CREATE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE OF id, tenant, event_types, filter, policy ON webhook.endpoint
+    FOR EACH STATEMENT EXECUTE FUNCTION webhook.routes_changed();
+ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER routes_changed;
+CREATE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE ON webhook.policy
+    FOR EACH STATEMENT EXECUTE FUNCTION webhook.routes_changed();
+ALTER TABLE webhook.policy ENABLE ALWAYS TRIGGER routes_changed;
+
 -- What filters are applied to.
 CREATE FUNCTION webhook.filtered_document(event_type text, payload jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
     RETURN jsonb_build_object('type', event_type, 'data', payload);
 
--- A filter that fails, say by a date that is none, lets nothing pass and must not cost the emitter its transaction. The
--- subtransaction writes nothing and so takes no transaction id. In UTC: whether an event passes is not up to its emitter.
+-- A filter that fails, say by a date that is none, lets nothing pass and must not cost the emitter its transaction. There is no
+-- subtransaction to catch it: a silent jsonpath raises only what webhook.filter_problem() refuses, apart from what any
+-- statement may meet: a cancellation, and the limits of memory, of the stack and of a jsonb's size. In UTC: whether an event
+-- passes is not up to its emitter.
 CREATE FUNCTION webhook.passes(filter jsonpath, event_type text, payload jsonb) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
     RETURN coalesce(jsonb_path_match_tz(webhook.filtered_document(event_type, payload), filter, '{}', true), false);
-EXCEPTION WHEN OTHERS THEN
-    RETURN false;
 END $$;
 
 -- What is wrong with a filter; null where nothing is.
@@ -76,6 +109,11 @@ BEGIN
     IF answers NOT IN (ARRAY['boolean'], ARRAY['null']) THEN
         RETURN 'the filter is not a condition';
     END IF;
+    -- The server reads the template of datetime() when there is a string to read by it, and raises what is wrong with it even
+    -- in silence. Other strings are taken whole, so that nothing in them looks like one.
+    PERFORM jsonb_path_query_tz('"x"', format('$.datetime(%s)', m.part[1])::jsonpath, '{}', true)
+    FROM regexp_matches(filter::text, E'[.]datetime[(]("(?:[^"\\\\]|\\\\.)*")|"(?:[^"\\\\]|\\\\.)*"', 'g') AS m (part)
+    WHERE m.part[1] IS NOT NULL;
     RETURN NULL;
 EXCEPTION WHEN OTHERS THEN
     RETURN 'the filter fails: ' || SQLERRM;

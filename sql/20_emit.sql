@@ -1,13 +1,11 @@
 -- Emitting: events, and one delivery of each for every endpoint that wants it, in the caller's transaction.
 --
 -- webhook_emit() emits one event, with two INSERTs that cost little more than two INSERTs of one's own. webhook.emit_events()
--- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql. Both look
--- up who wants an event by webhook.subscribers().
+-- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql. Neither
+-- opens a subtransaction. Both find the endpoints that want an event by webhook.subscribers().
 --
 -- Paused and disabled endpoints get their deliveries too: parked, never dropped. What was to be delivered in the past is due
--- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for. The planner is
--- told to use the index on subscriptions whatever it has seen, once and for all: a plan made among few endpoints must do for
--- many.
+-- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for.
 
 -- What is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
 -- need them.
@@ -43,6 +41,18 @@ CREATE FUNCTION webhook.refuse_null_payload() RETURNS void
 BEGIN
     RAISE EXCEPTION 'payload must not be null' USING ERRCODE = 'null_value_not_allowed',
         HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
+END $$;
+
+-- For drivers that send json. A domain, because the server takes a function with one only where no other fits: text is the
+-- preferred type, so a payload without a type is jsonb as before, whatever type the other argument has. There is nothing like
+-- it among arrays, so not for an array of types.
+CREATE DOMAIN webhook.type_beside_json AS text;
+
+CREATE FUNCTION webhook.refuse_json(parameter text) RETURNS uuid
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION '% must be jsonb, not json', parameter USING ERRCODE = 'datatype_mismatch',
+        HINT = 'Cast it to jsonb, or have the driver send jsonb: Jsonb of psycopg, JSONB of SQLAlchemy.';
 END $$;
 
 -- Not a CHECK of the table: what was emitted before there was such a rule can be restored. The ranges are those of
@@ -104,106 +114,200 @@ CREATE FUNCTION webhook.max_payload() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN pg_size_bytes(webhook.setting('max_payload'));
 
--- Makes a key stand for a new event, or says for which earlier one it stands.
+-- Makes each key stand for a new event, the one in the same place of the other array, or finds for which earlier event it
+-- stands: the events that the keys stand for, in their order. A null has its own event; a key that is there twice stands for the
+-- event of its first place.
 --
 -- Whoever meets a key that another transaction has just taken waits for its end: by then the key stands for that one's event, or
--- is free again. A key whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen,
--- in REPEATABLE READ, the server says so with a serialization failure. A new key is inserted without looking for it first: to
--- have found it missing would be in conflict with all who insert beside it, in SERIALIZABLE.
-CREATE FUNCTION webhook.take_key(key_tenant text, taken_key text, new_event_id uuid) RETURNS uuid
+-- is free again. All take keys in the same order, so that two transactions with the same keys do not wait for each other. A key
+-- whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen, in REPEATABLE READ, the
+-- server says so with a serialization failure. A new key is inserted without looking for it first: to have found it missing
+-- would be in conflict with all who insert beside it, in SERIALIZABLE.
+CREATE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_event_ids uuid[]) RETURNS uuid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
+    tenant_or_none text := coalesce(key_tenant, '');
     valid_since timestamptz := clock_timestamp() - webhook.setting('idempotency_window')::interval;
-    earlier webhook.idempotency;
+    wanted_keys text[];                     -- in order, each once, those that stand for no event yet
+    wanted_ids uuid[];
+    taken text[] := '{}';                   -- those that do
+    taken_ids uuid[] := '{}';
+    found_keys text[];
+    found_ids uuid[];
 BEGIN
-    LOOP
-        INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
-        VALUES (coalesce(key_tenant, ''), taken_key, new_event_id, clock_timestamp())
-        ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            RETURN NULL;
+    SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
+    FROM (SELECT DISTINCT ON (k.key COLLATE "C") k.key, k.id
+          FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, place)
+          WHERE k.key IS NOT NULL
+          ORDER BY k.key COLLATE "C", k.place) w;
+
+    WHILE cardinality(wanted_keys) > 0 LOOP
+        WITH inserted AS (
+            INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
+            SELECT tenant_or_none, w.key, w.id, clock_timestamp() FROM unnest(wanted_keys, wanted_ids) AS w (key, id)
+            ORDER BY w.key COLLATE "C"
+            ON CONFLICT DO NOTHING
+            RETURNING key, event_id
+        )
+        SELECT array_agg(i.key), array_agg(i.event_id) INTO found_keys, found_ids FROM inserted i;
+        taken := taken || found_keys;
+        taken_ids := taken_ids || found_ids;
+
+        IF cardinality(found_keys) IS DISTINCT FROM cardinality(wanted_keys) THEN
+            SELECT array_agg(i.key), array_agg(i.event_id) INTO found_keys, found_ids
+            FROM webhook.idempotency i
+            WHERE i.tenant = tenant_or_none AND i.key = ANY (wanted_keys) AND i.key <> ALL (taken) AND i.created_at > valid_since;
+            taken := taken || found_keys;
+            taken_ids := taken_ids || found_ids;
         END IF;
-        SELECT * INTO earlier FROM webhook.idempotency i WHERE i.tenant = coalesce(key_tenant, '') AND i.key = taken_key;
-        IF earlier.created_at > valid_since THEN
-            RETURN earlier.event_id;
+
+        IF cardinality(taken) < cardinality(wanted_keys) THEN
+            WITH expired AS MATERIALIZED (
+                SELECT i.key FROM webhook.idempotency i
+                WHERE i.tenant = tenant_or_none AND i.key = ANY (wanted_keys) AND i.key <> ALL (taken) AND i.created_at <= valid_since
+                ORDER BY i.key COLLATE "C"
+                FOR NO KEY UPDATE
+            ), renewed AS (
+                UPDATE webhook.idempotency i SET event_id = w.id, created_at = clock_timestamp()
+                FROM expired x JOIN unnest(wanted_keys, wanted_ids) AS w (key, id) ON w.key = x.key
+                WHERE i.tenant = tenant_or_none AND i.key = x.key
+                RETURNING i.key, i.event_id
+            )
+            SELECT array_agg(r.key), array_agg(r.event_id) INTO found_keys, found_ids FROM renewed r;
+            taken := taken || found_keys;
+            taken_ids := taken_ids || found_ids;
         END IF;
-        UPDATE webhook.idempotency i SET event_id = new_event_id, created_at = clock_timestamp()
-        WHERE i.tenant = earlier.tenant AND i.key = earlier.key AND i.created_at = earlier.created_at;
-        IF FOUND THEN
-            RETURN NULL;
-        END IF;
+
+        -- Those that were renewed or removed by another meanwhile.
+        SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
+        FROM unnest(wanted_keys, wanted_ids) AS w (key, id) WHERE w.key <> ALL (taken);
     END LOOP;
+
+    RETURN ARRAY(SELECT coalesce(t.id, k.id)
+                 FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, place)
+                 LEFT JOIN unnest(taken, taken_ids) AS t (key, id) ON t.key = k.key
+                 ORDER BY k.place);
 END $$;
 
+-- All that few events have. What is not valid is refused.
+CREATE FUNCTION webhook.require_options(
+    event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
+    expires_at timestamptz, tenant text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF webhook.is_event_type(event_type) IS NOT TRUE THEN
+        PERFORM webhook.refuse_event_type(event_type);
+    ELSIF payload IS NULL THEN
+        PERFORM webhook.refuse_null_payload();
+    ELSIF NOT webhook.is_tenant(tenant) THEN
+        PERFORM webhook.refuse_tenant(tenant);
+    END IF;
+    PERFORM webhook.require_key('idempotency_key', idempotency_key),
+            webhook.require_key('ordering_key', ordering_key),
+            webhook.require_key('coalesce_key', coalesce_key),
+            webhook.require_lifetime(deliver_at, expires_at);
+END $$;
+
+-- The deliveries of an event for endpoints that were named or have a filter; whether there are any.
+CREATE FUNCTION webhook.queue_for_some(
+    event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
+    wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_variable
+BEGIN
+    INSERT INTO webhook.delivery_queue
+        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
+         created_at)
+    SELECT event_id, s.endpoint_id, event_type, s.max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+           coalesce_key, emitted_at
+    FROM webhook.subscribers(webhook.matching_keys(tenant, event_type)) s
+    WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
+      AND (s.filter IS NULL OR webhook.passes(s.filter, event_type, payload));
+    RETURN FOUND;
+END $$;
+
+-- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql): it remembers who wants
+-- the event, has no SET, of which each costs as much as an index entry, and expressions that need no executor. Without a
+-- search_path of its own, all that it names is named in full, also operators.
 CREATE FUNCTION webhook.emit(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])
     RETURNS uuid
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
-    new_event_id uuid := webhook.new_id();
-    emitted_at timestamptz := clock_timestamp();
-    wanted_keys text[];
-    earlier_event_id uuid;
-    only_endpoints int[];
-    size int;
+    new_event_id pg_catalog.uuid := webhook.new_id();
+    emitted_at pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    due_at pg_catalog.timestamptz := emitted_at;
+    reason pg_catalog.text := 'new';
+    size pg_catalog.int4 := pg_catalog.octet_length(payload::pg_catalog.text);
+    event_of_key pg_catalog.uuid;
+    only_endpoints pg_catalog.int4[];
+    routes pg_catalog.int4[];
+    is_queued pg_catalog.bool := true;
 BEGIN
-    IF webhook.is_event_type(emit.event_type) IS NOT TRUE THEN
-        PERFORM webhook.refuse_event_type(emit.event_type);
-    ELSIF emit.payload IS NULL THEN
-        PERFORM webhook.refuse_null_payload();
-    ELSIF NOT webhook.is_tenant(emit.tenant) THEN
-        PERFORM webhook.refuse_tenant(emit.tenant);
-    END IF;
-    IF num_nonnulls(emit.idempotency_key, emit.ordering_key, emit.coalesce_key, emit.expires_at,
-                    emit.endpoints) > 0 THEN
-        PERFORM webhook.require_key('idempotency_key', emit.idempotency_key),
-                webhook.require_key('ordering_key', emit.ordering_key),
-                webhook.require_key('coalesce_key', emit.coalesce_key),
-                webhook.require_lifetime(emit.deliver_at, emit.expires_at);
+    IF (webhook.is_event_type(emit.event_type) AND size IS NOT NULL AND (emit.tenant IS NULL OR webhook.is_tenant(emit.tenant))
+        AND emit.idempotency_key IS NULL AND emit.ordering_key IS NULL AND emit.coalesce_key IS NULL
+        AND emit.deliver_at IS NULL AND emit.expires_at IS NULL AND emit.endpoints IS NULL) IS NOT TRUE THEN
+        PERFORM webhook.require_options(emit.event_type, emit.payload, emit.idempotency_key, emit.ordering_key,
+                                        emit.coalesce_key, emit.deliver_at, emit.expires_at, emit.tenant);
         only_endpoints := webhook.require_endpoints(emit.endpoints);
+        IF emit.deliver_at OPERATOR(pg_catalog.=) 'infinity' THEN
+            reason := 'parked';
+        ELSE
+            due_at := greatest(emit.deliver_at, emitted_at);
+        END IF;
         IF emit.idempotency_key IS NOT NULL THEN
-            earlier_event_id := webhook.take_key(emit.tenant, emit.idempotency_key, new_event_id);
-            IF earlier_event_id IS NOT NULL THEN
-                RETURN earlier_event_id;
+            event_of_key := (webhook.take_keys(emit.tenant, ARRAY[emit.idempotency_key], ARRAY[new_event_id]))[1];
+            IF event_of_key OPERATOR(pg_catalog.<>) new_event_id THEN
+                RETURN event_of_key;
             END IF;
         END IF;
     END IF;
-
-    INSERT INTO webhook.event (id, tenant, event_type, payload, idempotency_key, created_at)
-    VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, emit.idempotency_key, emitted_at)
-    RETURNING payload_bytes INTO size;
-    IF size > webhook.max_payload() THEN
+    -- The setting is never smaller than that.
+    IF size OPERATOR(pg_catalog.>) 1024 AND size OPERATOR(pg_catalog.>) webhook.max_payload() THEN
         PERFORM webhook.refuse_size(size);
     END IF;
 
-    wanted_keys := webhook.matching_keys(emit.tenant, emit.event_type);
-    INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
-         created_at)
-    SELECT new_event_id, s.endpoint_id, emit.event_type, s.max_attempts, greatest(nullif(emit.deliver_at, 'infinity'), emitted_at),
-           CASE WHEN emit.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit.expires_at, emit.ordering_key,
-           emit.coalesce_key, emitted_at
-    FROM webhook.subscribers(wanted_keys) s
-    WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
-      AND (s.filter IS NULL OR webhook.passes(s.filter, emit.event_type, emit.payload));
-    IF FOUND THEN
-        PERFORM webhook.wake();
-        IF emit.coalesce_key IS NOT NULL THEN
-            PERFORM webhook.supersede(new_event_id, emit.tenant, emit.coalesce_key);
-        END IF;
+    INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, idempotency_key, created_at)
+    VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, size, emit.idempotency_key, emitted_at);
+
+    routes := webhook.recall_routes(emit.tenant, emit.event_type);
+    IF routes IS NULL THEN
+        routes := webhook.routes(emit.tenant, emit.event_type);
+    END IF;
+    IF only_endpoints IS NOT NULL OR 0 OPERATOR(pg_catalog.=) ANY (routes) THEN
+        is_queued := webhook.queue_for_some(new_event_id, emit.event_type, emit.payload, emit.tenant, only_endpoints, due_at,
+                                            reason, emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at);
+    ELSIF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.=) 2 THEN
+        INSERT INTO webhook.delivery_queue
+            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+             coalesce_key, created_at)
+        VALUES (new_event_id, routes[1], emit.event_type, routes[2], due_at, reason, emit.expires_at, emit.ordering_key,
+                emit.coalesce_key, emitted_at);
+    ELSIF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.>) 2 THEN
+        INSERT INTO webhook.delivery_queue
+            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+             coalesce_key, created_at)
+        SELECT new_event_id, routes[n.place], emit.event_type, routes[n.place OPERATOR(pg_catalog.+) 1], due_at, reason,
+               emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at
+        FROM pg_catalog.generate_series(1, pg_catalog.cardinality(routes), 2) AS n (place);
+    ELSE
+        is_queued := false;
+    END IF;
+    IF is_queued AND webhook.wake() AND emit.coalesce_key IS NOT NULL THEN
+        PERFORM webhook.supersede(ARRAY[new_event_id]);
     END IF;
     RETURN new_event_id;
 END $$;
 
 -- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
--- for all. Who wants them is looked up once for each type and tenant.
+-- for all. The endpoints are looked up once for each type and tenant. An array of keys may be null.
 CREATE FUNCTION webhook.emit_events(
     event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
-    expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, ordering_keys text[] DEFAULT NULL,
-    coalesce_keys text[] DEFAULT NULL) RETURNS void
+    expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
+    ordering_keys text[] DEFAULT NULL, coalesce_keys text[] DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -212,9 +316,10 @@ DECLARE
     largest int;
 BEGIN
     WITH recorded AS (
-        INSERT INTO webhook.event (id, tenant, event_type, payload, created_at)
-        SELECT v.id, v.tenant, v.event_type, v.payload, emitted_at
-        FROM unnest(event_ids, tenants, event_types, payloads) AS v (id, tenant, event_type, payload)
+        INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, idempotency_key, created_at)
+        SELECT v.id, v.tenant, v.event_type, v.payload, octet_length(v.payload::text), v.idempotency_key, emitted_at
+        FROM unnest(event_ids, tenants, event_types, payloads, idempotency_keys)
+             AS v (id, tenant, event_type, payload, idempotency_key)
         RETURNING payload_bytes
     )
     SELECT max(r.payload_bytes) INTO largest FROM recorded r;
@@ -239,28 +344,47 @@ BEGIN
            CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at, v.ordering_key,
            v.coalesce_key, emitted_at
     FROM unnest(event_ids, event_types, tenants, payloads, ordering_keys, coalesce_keys)
-        AS v (id, event_type, tenant, payload, ordering_key, coalesce_key)
+         AS v (id, event_type, tenant, payload, ordering_key, coalesce_key)
     JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
     WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload);
     IF FOUND THEN
         PERFORM webhook.wake();
-        -- The last of each key; the claim passes over the others that went to endpoints of their own.
-        PERFORM webhook.supersede(k.newest, k.tenant, k.coalesce_key)
-        FROM (SELECT max(v.id::text)::uuid AS newest, v.tenant, v.coalesce_key
-              FROM unnest(event_ids, tenants, coalesce_keys) AS v (id, tenant, coalesce_key)
-              WHERE v.coalesce_key IS NOT NULL
-              GROUP BY v.tenant, v.coalesce_key) k;
+        IF coalesce_keys IS NOT NULL THEN
+            -- The last of each key; the claim passes over the others that went to endpoints of their own.
+            PERFORM webhook.supersede(ARRAY(
+                SELECT (array_agg(v.id ORDER BY v.id DESC))[1]
+                FROM unnest(event_ids, tenants, coalesce_keys) AS v (id, tenant, coalesce_key)
+                WHERE v.coalesce_key IS NOT NULL
+                GROUP BY v.tenant, v.coalesce_key));
+        END IF;
     END IF;
+END $$;
+
+-- The keys of many events: one for each of them, valid or null; null where there are none at all.
+CREATE FUNCTION webhook.require_keys(parameter text, keys text[], events int) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF keys IS NULL THEN
+        RETURN;
+    ELSIF cardinality(keys) <> events OR array_ndims(keys) > 1 THEN
+        RAISE EXCEPTION '% and payloads must go together', parameter USING ERRCODE = 'array_subscript_error',
+            DETAIL = format('There are %s keys and %s payloads.', cardinality(keys), events),
+            HINT = 'Give one key for each payload, and null for a payload without one.';
+    END IF;
+    PERFORM webhook.require_key('an element of ' || parameter, k) FROM unnest(keys) AS k;
 END $$;
 
 -- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
 -- No array is none at all: what array_agg() makes of no rows.
 CREATE FUNCTION webhook.emit_many(
-    event_types text[], payloads jsonb[], deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
+    event_types text[], payloads jsonb[], ordering_keys text[], idempotency_keys text[], coalesce_keys text[],
+    deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
     RETURNS SETOF uuid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     event_ids uuid[];
+    events_of_keys uuid[];
+    only_endpoints int[];
     wrong_type text;
 BEGIN
     event_types := coalesce(event_types, '{}');
@@ -278,16 +402,34 @@ BEGIN
     ELSIF NOT webhook.is_tenant(tenant) THEN
         PERFORM webhook.refuse_tenant(tenant);
     END IF;
-    PERFORM webhook.require_lifetime(deliver_at, expires_at);
+    PERFORM webhook.require_lifetime(deliver_at, expires_at),
+            webhook.require_keys('ordering_keys', ordering_keys, cardinality(payloads)),
+            webhook.require_keys('idempotency_keys', idempotency_keys, cardinality(payloads)),
+            webhook.require_keys('coalesce_keys', coalesce_keys, cardinality(payloads));
+    only_endpoints := webhook.require_endpoints(endpoints);
 
     event_ids := ARRAY(SELECT webhook.new_id() FROM generate_series(1, cardinality(payloads)));
-    PERFORM webhook.emit_events(event_ids, event_types, payloads, array_fill(tenant, ARRAY[cardinality(payloads)]), deliver_at,
-                                expires_at, webhook.require_endpoints(endpoints));
-    RETURN QUERY SELECT unnest(event_ids);
+    events_of_keys := event_ids;
+    IF idempotency_keys IS NOT NULL THEN
+        events_of_keys := webhook.take_keys(tenant, idempotency_keys, event_ids);
+        -- The others stand for earlier events.
+        SELECT array_agg(v.id), array_agg(v.event_type), array_agg(v.payload), array_agg(v.ordering_key),
+               array_agg(v.idempotency_key), array_agg(v.coalesce_key)
+        INTO event_ids, event_types, payloads, ordering_keys, idempotency_keys, coalesce_keys
+        FROM unnest(event_ids, event_types, payloads, ordering_keys, idempotency_keys, coalesce_keys, events_of_keys)
+             AS v (id, event_type, payload, ordering_key, idempotency_key, coalesce_key, event_of_key)
+        WHERE v.id = v.event_of_key;
+    END IF;
+    IF cardinality(event_ids) > 0 THEN
+        PERFORM webhook.emit_events(event_ids, event_types, payloads, array_fill(tenant, ARRAY[cardinality(payloads)]),
+                                    deliver_at, expires_at, only_endpoints, idempotency_keys, ordering_keys, coalesce_keys);
+    END IF;
+    RETURN QUERY SELECT unnest(events_of_keys);
 END $$;
 
 CREATE FUNCTION webhook.emit_many(
-    event_type text, payloads jsonb[], deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
+    event_type text, payloads jsonb[], ordering_keys text[], idempotency_keys text[], coalesce_keys text[],
+    deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
     RETURNS SETOF uuid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -295,5 +437,6 @@ BEGIN
         PERFORM webhook.refuse_event_type(event_type);
     END IF;
     RETURN QUERY SELECT webhook.emit_many(array_fill(event_type, ARRAY[coalesce(cardinality(payloads), 0)]), payloads,
-                                          deliver_at, expires_at, tenant, endpoints);
+                                          ordering_keys, idempotency_keys, coalesce_keys, deliver_at, expires_at, tenant,
+                                          endpoints);
 END $$;

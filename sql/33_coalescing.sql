@@ -13,26 +13,28 @@ CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, c
 CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
     WHERE coalesce_key IS NOT NULL AND status = 'SENT';
 
--- The deliveries that are older than this event and wait for an endpoint that it goes to. The settings are for this statement alone: a function
--- that it called would inherit them.
-CREATE FUNCTION webhook.superseded(by_event uuid, by_tenant text, key text, OUT event_ids uuid[], OUT endpoint_ids int[])
+-- The deliveries that are older than one of these events, have its coalesce_key, and wait for an endpoint that it goes to. The
+-- settings are for this statement alone: a function that it called would inherit them.
+CREATE FUNCTION webhook.superseded(by_events uuid[], OUT event_ids uuid[], OUT endpoint_ids int[])
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     SELECT array_agg(older.event_id), array_agg(older.endpoint_id) INTO event_ids, endpoint_ids
-    FROM webhook.delivery_queue new
+    FROM unnest(by_events) AS by_event (id)
+    JOIN webhook.event e ON e.id = by_event.id
+    JOIN webhook.delivery_queue new ON new.event_id = e.id
     CROSS JOIN LATERAL (
         SELECT q.event_id, q.endpoint_id FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = new.endpoint_id AND q.coalesce_key = key AND q.event_id < by_event AND q.status = 'PENDING'
-          AND (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id) IS NOT DISTINCT FROM by_tenant
+        WHERE q.endpoint_id = new.endpoint_id AND q.coalesce_key = new.coalesce_key AND q.event_id < new.event_id
+          AND q.status = 'PENDING'
+          AND (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id) IS NOT DISTINCT FROM e.tenant
         ORDER BY q.endpoint_id, q.coalesce_key, q.event_id
         LIMIT 1000 FOR UPDATE SKIP LOCKED
-    ) older
-    WHERE new.event_id = by_event;
+    ) older;
 END $$;
 
-CREATE FUNCTION webhook.supersede(by_event uuid, by_tenant text, key text) RETURNS void
+CREATE FUNCTION webhook.supersede(by_events uuid[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     older record;
@@ -40,7 +42,7 @@ BEGIN
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RETURN;
     END IF;
-    older := webhook.superseded(by_event, by_tenant, key);
+    older := webhook.superseded(by_events);
     IF older.event_ids IS NOT NULL THEN
         PERFORM webhook.finish_queued(older.event_ids, older.endpoint_ids, 'CANCELLED', 'coalesced');
     END IF;

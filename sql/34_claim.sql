@@ -106,7 +106,7 @@ BEGIN
                 SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
                 FROM (
                     SELECT q.ctid AS place, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
-                           coalesce((SELECT v.payload_bytes FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
+                           coalesce((SELECT coalesce(v.payload_bytes, octet_length(v.payload::text)) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
                     FROM webhook.delivery_queue q
                     WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
                       -- For the index: unless retries are brought forward, it is read no further.

@@ -9,7 +9,7 @@ DECLARE
     changed bigint;
     excerpts bigint;
 BEGIN
-    UPDATE webhook.event v SET payload = 'null', redacted_at = now() WHERE v.id = redacted_id AND v.redacted_at IS NULL;
+    UPDATE webhook.event v SET payload = 'null', payload_bytes = 4, redacted_at = now() WHERE v.id = redacted_id AND v.redacted_at IS NULL;
     GET DIAGNOSTICS changed = ROW_COUNT;
 
     -- Until this is committed nobody sees it: no delivery may leave its leaf meanwhile, be sent, and log an answer. One that

@@ -30,8 +30,8 @@ DECLARE
           recognise_installation}';
     routines text[] := CASE level
         WHEN 'emit' THEN
-            '{webhook_emit, emit, webhook_emit_many, emit_many, webhook_watch, watch, webhook_unwatch, unwatch, webhook_trigger,
-              trigger_function, members}'::text[] || called_by_watch
+            '{webhook_emit, emit, webhook_emit_many, emit_many, refuse_json, webhook_watch, watch, webhook_unwatch, unwatch,
+              webhook_trigger, trigger_function, members}'::text[] || called_by_watch
         WHEN 'read' THEN '{webhook_status, status, webhook_why, why}'::text[] || called_by_views
         WHEN 'operate' THEN
             '{webhook_pause, pause, webhook_resume, resume, webhook_reset_breaker, reset_breaker, webhook_test,

@@ -44,24 +44,45 @@ CREATE FUNCTION @extschema@.webhook_emit(
         event_type, payload, idempotency_key, ordering_key, coalesce_key, deliver_at, expires_at, tenant,
         endpoints);
 
-CREATE FUNCTION @extschema@.webhook_emit_many(
-    event_types text[], payloads jsonb[], deliver_at timestamptz DEFAULT NULL,
+-- These two only say that a payload is json where it must be jsonb.
+CREATE FUNCTION @extschema@.webhook_emit(
+    event_type webhook.type_beside_json, payload json, idempotency_key text DEFAULT NULL,
+    ordering_key text DEFAULT NULL, coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS uuid
+    LANGUAGE sql
+    RETURN webhook.refuse_json('payload');
+
+CREATE FUNCTION @extschema@.webhook_emit_many(
+    event_type webhook.type_beside_json, payloads json[], ordering_keys text[] DEFAULT NULL,
+    idempotency_keys text[] DEFAULT NULL, coalesce_keys text[] DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    RETURNS SETOF uuid
+    LANGUAGE sql
+    RETURN webhook.refuse_json('payloads');
+
+CREATE FUNCTION @extschema@.webhook_emit_many(
+    event_types text[], payloads jsonb[], ordering_keys text[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
+    coalesce_keys text[] DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
+    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
     RETURNS SETOF uuid
     LANGUAGE sql
     BEGIN ATOMIC
         SELECT * FROM webhook.emit_many(
-            event_types, payloads, deliver_at, expires_at, tenant, endpoints);
+            event_types, payloads, ordering_keys, idempotency_keys, coalesce_keys, deliver_at, expires_at, tenant,
+            endpoints);
     END;
 
 CREATE FUNCTION @extschema@.webhook_emit_many(
-    event_type text, payloads jsonb[], deliver_at timestamptz DEFAULT NULL,
-    expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
+    event_type text, payloads jsonb[], ordering_keys text[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
+    coalesce_keys text[] DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
+    tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
     RETURNS SETOF uuid
     LANGUAGE sql
     BEGIN ATOMIC
         SELECT * FROM webhook.emit_many(
-            event_type, payloads, deliver_at, expires_at, tenant, endpoints);
+            event_type, payloads, ordering_keys, idempotency_keys, coalesce_keys, deliver_at, expires_at, tenant,
+            endpoints);
     END;
 
 CREATE FUNCTION @extschema@.webhook_watch(

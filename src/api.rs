@@ -5,6 +5,7 @@ use crate::launcher;
 use crate::names;
 use crate::notice;
 use crate::owner;
+use crate::routes;
 use crate::settings;
 use crate::shmem::{self, Slot, State};
 use crate::store;
@@ -152,9 +153,26 @@ fn render_request(
     TableIterator::once((preview.url, names, values, preview.body))
 }
 
+/// True, so that SQL may call it in an expression.
 #[pg_extern(sql = false, name = "wake")]
-fn wake() {
+fn wake() -> bool {
     wake::worker_at_commit();
+    true
+}
+
+#[pg_extern(sql = false)]
+fn recall_routes(tenant: Option<&str>, event_type: &str) -> Option<Vec<i32>> {
+    routes::recall(tenant, event_type)
+}
+
+#[pg_extern(sql = false)]
+fn remember_routes(tenant: Option<&str>, event_type: &str, found: Vec<i32>) {
+    routes::remember(tenant, event_type, found);
+}
+
+#[pg_extern(sql = false)]
+fn forget_routes() {
+    routes::forget();
 }
 
 #[pg_extern(sql = false)]

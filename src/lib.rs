@@ -14,6 +14,7 @@ mod notice;
 mod owner;
 mod pg_compat;
 mod protocol;
+mod routes;
 mod settings;
 mod shmem;
 mod store;

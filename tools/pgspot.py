@@ -4,7 +4,8 @@ A body in SQL rather than in a string (RETURN .., BEGIN ATOMIC) is bound to its 
 like any other statement of the script. A search_path of its own would matter only to what a SECURITY DEFINER calls.
 
 A body in PL/pgSQL is read where names in it could be led astray. Where the search_path is safe they cannot, and pgspot's
-parser knows no fields of composite variables, nor RETURN NEXT of an expression.
+parser knows no fields of composite variables, nor RETURN NEXT of an expression. A SECURITY DEFINER function that is named in
+--proc-without-search-path has its body read too.
 """
 
 from pgspot import cli, visitors
@@ -16,6 +17,11 @@ read_plpgsql = visitors.visit_plpgsql
 
 def judge_function(visitor, ancestors, node):
     if node.sql_body is None:
+        if format_function(node) in visitor.state.args.proc_without_search_path:
+            state = visitors.State(visitor.state.counter)
+            state.searchpath_secure = False
+            read_plpgsql(state, node)
+            return None
         return judge_text(visitor, ancestors, node)
     if node.replace:
         visitor.state.warn("PS002", format_function(node))

@@ -263,3 +263,22 @@ fn a_replay_of_a_failed_delivery_is_coalesced_and_one_of_a_cancelled_delivery_is
     ));
     assert_eq!(engine::claim_due(&database)[0].event, older);
 }
+
+#[test]
+fn of_many_only_the_newest_of_each_key_waits() {
+    let database = database(Cluster::shared(), "http://127.0.0.1:9/");
+    database.execute(PAUSE);
+    let mut client = database.connect();
+    let old = emit(&mut client, "order-1", "");
+    let many = "SELECT webhook_emit_many('order.changed', '{1,2,3,4,5}',
+                    coalesce_keys => '{order-1,order-2,order-1,NULL,order-3}')";
+    let ids: Vec<Uuid> = (client.query(many, &[]).unwrap().iter())
+        .map(|row| row.get(0))
+        .collect();
+    for superseded in [old, ids[0]] {
+        assert_eq!(end_of(&database, superseded), "CANCELLED coalesced");
+    }
+    for waiting in &ids[1..] {
+        assert_eq!(end_of(&database, *waiting), "PENDING");
+    }
+}

@@ -763,3 +763,210 @@ fn keys_with_control_characters_are_refused() {
         ));
     }
 }
+
+#[test]
+fn each_of_many_has_its_own_keys() {
+    let database = database();
+    add_parked_endpoint(&database, "all", None, &["*"]);
+    let ids = emit_many(
+        &mut database.connect(),
+        "'a', '{1,2,3}', ordering_keys => '{o,NULL,p}', coalesce_keys => '{c,d,NULL}', idempotency_keys => '{i,NULL,j}'",
+    );
+    let keys: Vec<String> = database.query_one_value(
+        "SELECT array_agg(concat_ws(' ', v.payload, d.ordering_key, d.coalesce_key, v.idempotency_key) ORDER BY v.id)
+         FROM webhook.event v JOIN webhook.delivery d ON d.event_id = v.id",
+    );
+    assert_eq!(keys, ["1 o c i", "2 d", "3 p j"]);
+    assert_eq!(ids.len(), 3);
+    for (arguments, code) in [
+        ("'{1,2}', ordering_keys => '{a}'", "2202E"),
+        ("'{1,2}', idempotency_keys => '{a,b,c}'", "2202E"),
+        ("'{1,2}', coalesce_keys => '{}'", "2202E"),
+        ("'{1,2}', ordering_keys => ARRAY['a', '']", "22023"),
+        (
+            "'{1,2}', idempotency_keys => ARRAY['a', repeat('x', 201)]",
+            "22023",
+        ),
+        ("'{1,2}', coalesce_keys => ARRAY[NULL, E'a\\nb']", "22023"),
+    ] {
+        let refusal = database.refusal(&format!("SELECT webhook_emit_many('a', {arguments})"));
+        assert_eq!(refusal.code().code(), code, "{arguments}: {refusal:?}");
+        assert!(refusal.hint().is_some(), "no hint for {arguments}");
+    }
+}
+
+// A session remembers who wants an event
+
+/// The endpoints that get an event which this session emits now, after it has emitted others like it.
+#[track_caller]
+fn reached(session: &mut impl postgres::GenericClient) -> Vec<String> {
+    let event = emit(session, "order.created", json!({}));
+    let endpoints =
+        "SELECT coalesce(array_agg(e.name ORDER BY e.name), '{}') FROM webhook.delivery d
+                     JOIN webhook.endpoint e ON e.id = d.endpoint_id WHERE d.event_id = $1";
+    session.query_one(endpoints, &[&event]).unwrap().get(0)
+}
+
+#[test]
+fn a_session_that_has_emitted_knows_what_others_change() {
+    let database = database();
+    let mut session = database.connect();
+    assert_eq!(reached(&mut session), NO_NAMES);
+    assert_eq!(reached(&mut session), NO_NAMES);
+    let changes: [(&str, &[&str]); 9] = [
+        ("INSERT INTO webhook.endpoint (name, url) VALUES ('a', 'http://127.0.0.1/')", &["a"]),
+        ("INSERT INTO webhook.endpoint (name, url) VALUES ('b', 'http://127.0.0.1/')", &["a", "b"]),
+        ("UPDATE webhook.endpoint SET event_types = '{invoice.*}' WHERE name = 'a'", &["b"]),
+        ("UPDATE webhook.endpoint SET event_types = '{order.*}' WHERE name = 'a'", &["a", "b"]),
+        ("UPDATE webhook.endpoint SET filter = '$.data.x == 1' WHERE name = 'b'", &["a"]),
+        ("UPDATE webhook.endpoint SET filter = NULL", &["a", "b"]),
+        ("UPDATE webhook.endpoint SET tenant = 'acme' WHERE name = 'b'", &["a"]),
+        ("DELETE FROM webhook.endpoint WHERE name = 'a'", &[]),
+        (
+            "SET session_replication_role = replica;
+             INSERT INTO webhook.endpoint (name, url, origin) VALUES ('c', 'http://127.0.0.1/', 'elsewhere')",
+            &["c"],
+        ),
+    ];
+    for (change, expected) in changes {
+        database.execute(change);
+        assert_eq!(reached(&mut session), expected, "{change}");
+        assert_eq!(reached(&mut session), expected, "{change}, again");
+    }
+
+    // Also in the middle of a transaction, which sees what others commit.
+    let mut transaction = session.transaction().unwrap();
+    assert_eq!(reached(&mut transaction), ["c"]);
+    database.execute("UPDATE webhook.endpoint SET name = 'd', tenant = NULL WHERE name = 'b'");
+    assert_eq!(reached(&mut transaction), ["c", "d"]);
+}
+
+const NO_NAMES: [&str; 0] = [];
+
+#[test]
+fn a_session_that_has_emitted_knows_of_other_policies() {
+    let database = database();
+    database.execute(
+        "SELECT webhook_copy_policy('standard', 'own'); UPDATE webhook.policy SET max_attempts = 3 WHERE name = 'own';
+         INSERT INTO webhook.endpoint (name, url, policy, paused_at) VALUES ('a', 'http://127.0.0.1/', 'own', now())",
+    );
+    let mut session = database.connect();
+    let mut attempts = || {
+        let event = emit(&mut session, "order.created", json!({}));
+        database.query_one_value::<i32>(&format!(
+            "SELECT max_attempts FROM webhook.delivery WHERE event_id = '{event}'"
+        ))
+    };
+    assert_eq!([attempts(), attempts()], [3, 3]);
+    database.execute("UPDATE webhook.policy SET max_attempts = 5 WHERE name = 'own'");
+    assert_eq!(attempts(), 5);
+}
+
+#[test]
+fn a_session_forgets_what_it_has_rolled_back() {
+    let database = database();
+    database.execute("INSERT INTO webhook.endpoint (name, url, paused_at) VALUES ('a', 'http://127.0.0.1/', now())");
+    let add = "INSERT INTO webhook.endpoint (name, url, paused_at) VALUES ('b', 'http://127.0.0.1/', now())";
+    let mut session = database.connect();
+    assert_eq!(reached(&mut session), ["a"]);
+
+    let mut transaction = session.transaction().unwrap();
+    transaction.batch_execute(add).unwrap();
+    assert_eq!(reached(&mut transaction), ["a", "b"]);
+    transaction.rollback().unwrap();
+    assert_eq!(reached(&mut session), ["a"]);
+
+    let mut transaction = session.transaction().unwrap();
+    let mut savepoint = transaction.transaction().unwrap();
+    savepoint.batch_execute(add).unwrap();
+    assert_eq!(reached(&mut savepoint), ["a", "b"]);
+    savepoint.rollback().unwrap();
+    assert_eq!(reached(&mut transaction), ["a"]);
+    transaction.commit().unwrap();
+    assert_eq!(reached(&mut session), ["a"]);
+}
+
+#[test]
+fn an_old_snapshot_is_remembered_by_nobody() {
+    let database = database();
+    let mut session = database.connect();
+    let mut transaction = (session.build_transaction())
+        .isolation_level(postgres::IsolationLevel::RepeatableRead)
+        .start()
+        .unwrap();
+    assert_eq!(reached(&mut transaction), NO_NAMES);
+    database.execute("INSERT INTO webhook.endpoint (name, url, paused_at) VALUES ('a', 'http://127.0.0.1/', now())");
+    assert_eq!(reached(&mut transaction), NO_NAMES);
+    transaction.commit().unwrap();
+    assert_eq!(reached(&mut session), ["a"]);
+}
+
+// jsonb, and json
+
+#[test]
+fn a_payload_without_a_type_is_jsonb() {
+    use postgres::types::Type;
+    let database = database();
+    let mut session = database.connect();
+    for arguments in [
+        "$1, $2",
+        "$1, payload => $2",
+        "$1, $2, tenant => 'acme'",
+        "'a', $1",
+        "$1::text, $2",
+        "$1::varchar, $2",
+    ] {
+        let statement = session
+            .prepare(&format!("SELECT webhook_emit({arguments})"))
+            .unwrap();
+        assert_eq!(statement.params().last(), Some(&Type::JSONB), "{arguments}");
+    }
+    for arguments in [
+        "$1, $2",
+        "'a', $1",
+        "$1::text[], $2",
+        "$1::varchar, $2",
+        "'{a}'::varchar[], $1",
+    ] {
+        let statement = session
+            .prepare(&format!("SELECT webhook_emit_many({arguments})"))
+            .unwrap();
+        assert_eq!(
+            statement.params().last(),
+            Some(&Type::JSONB_ARRAY),
+            "{arguments}"
+        );
+    }
+    database.execute(
+        "SELECT webhook_emit('a', '{}'), webhook_emit('a'::varchar, '{}'), webhook_emit('a'::char(1), '1'), webhook_emit('a'),
+                webhook_emit('a'::name, '{}'), webhook_emit(event_type => 'a', payload => '{}');
+         PREPARE untyped AS SELECT webhook_emit($1, $2);
+         EXECUTE untyped('a', '{}')",
+    );
+}
+
+#[test]
+fn json_is_met_with_a_hint_to_use_jsonb() {
+    use postgres::types::Type;
+    let database = database();
+    let mut session = database.connect();
+    for call in [
+        "webhook_emit('a', '{}'::json)",
+        "webhook_emit('a'::varchar, payload => '{}'::json, tenant => 'acme')",
+        "webhook_emit_many('a', ARRAY['{}']::json[])",
+        "webhook_emit_many('a'::name, ARRAY['{}']::json[], endpoints => '{x}')",
+    ] {
+        let refusal = refusal(&mut session, &format!("SELECT {call}"));
+        assert_eq!(refusal.code().code(), "42804", "{call}: {refusal:?}");
+        assert!(refusal.hint().unwrap().contains("jsonb"), "{refusal:?}");
+    }
+    // As drivers send it.
+    for types in [&[Type::TEXT, Type::JSON][..], &[Type::VARCHAR, Type::JSON]] {
+        let statement = session
+            .prepare_typed("SELECT webhook_emit($1, $2)", types)
+            .unwrap();
+        let error = session.query(&statement, &[&"a", &json!({})]).unwrap_err();
+        let code = error.code().map(postgres::error::SqlState::code);
+        assert_eq!(code, Some("42804"), "{error:?}");
+    }
+}

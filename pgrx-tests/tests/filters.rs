@@ -3,9 +3,11 @@
 #[path = "../../src/filter.rs"]
 mod cost;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 use uuid::Uuid;
-use webhook_e2e::engine::idle_cluster;
 use webhook_e2e::random::{Random, for_each_seed};
 use webhook_e2e::{Cluster, Database, Receiver};
 
@@ -267,25 +269,52 @@ fn each_of_many_events_is_filtered() {
     );
 }
 
-/// Valid, since nothing of it is evaluated before there is such a value.
-const FAILING: &str = r#"$.data.at.datetime("nonsense") > "x""#;
+/// Each of them fails for some of the values below, and is true of none.
+const FAILING: [&str; 11] = [
+    r#"$.data.v.datetime() < "0001-01-01".datetime()"#,
+    r#"$.data.v.datetime("YYYY-MM-DD") < "0001-01-01".datetime()"#,
+    r#"$.data.v.datetime("HH24:MI") > "23:59".datetime("HH24:MI")"#,
+    "$.data.v.double() > 1e300",
+    "$.data.v / 0 == 1",
+    "1 / $.data.v == 2",
+    "$.data.v % 0 == 1",
+    "$.data.v * $.data.v * $.data.v == 3",
+    "-$.data.v.abs() == 1",
+    "$.data.list[$.data.v] == 1",
+    "strict $.data.v.a.b.size() == 1",
+];
 
 #[test]
 fn a_filter_that_fails_lets_nothing_pass_and_costs_nobody_anything() {
     let database = database();
     add_parked_endpoint(&database, "all", &["*"], None);
-    add_parked_endpoint(&database, "failing", &["*"], Some(FAILING));
+    for (number, filter) in FAILING.iter().enumerate() {
+        add_parked_endpoint(
+            &database,
+            &format!("failing {number}"),
+            &["*"],
+            Some(filter),
+        );
+    }
     let mut session = database.connect();
     let mut transaction = session.transaction().unwrap();
     transaction.batch_execute("CREATE TABLE kept ()").unwrap();
+    // Among them numbers as long as they can be, times that are none or out of any range, and no value at all.
     let events = transaction.query(
-        "SELECT webhook_emit('a', '{\"at\": \"now\"}')
-         UNION ALL SELECT webhook_emit_many('a', ARRAY['{\"at\": 1}', '{\"at\": \"x\"}', '{}']::jsonb[])",
+        r#"WITH given (v) AS (
+               SELECT to_jsonb(v) FROM unnest(ARRAY['', 'now', 'NaN', '1e400', '2026-13-45', '300000-01-01', '99999999-01-01', '25:61']) AS v
+               UNION ALL SELECT to_jsonb(v) FROM unnest(ARRAY[0, 1e-16383, -1e131071, repeat('9', 131072)::numeric + 0.5]) AS v
+               UNION ALL SELECT v FROM unnest(ARRAY['null', 'true', '[]', '[1, "x"]', '{}', '{"a": 1}']::jsonb[]) AS v
+           ), payload (payload) AS (
+               SELECT jsonb_build_object('v', v, 'list', '[]'::jsonb) FROM given UNION ALL SELECT unnest(ARRAY['{}', '1', 'null']::jsonb[])
+           )
+           SELECT webhook_emit('a', payload) FROM payload
+           UNION ALL SELECT webhook_emit_many('a', array_agg(payload)) FROM payload"#,
         &[],
     );
     let events: Vec<Uuid> = events.unwrap().iter().map(|row| row.get(0)).collect();
     transaction.commit().unwrap();
-    assert_eq!(events.len(), 4);
+    assert_eq!(events.len(), 2 * 21);
     for event in &events {
         assert_eq!(database.endpoints_of(*event), ["all"]);
     }
@@ -293,24 +322,86 @@ fn a_filter_that_fails_lets_nothing_pass_and_costs_nobody_anything() {
     assert_why(
         &database,
         events[0],
-        "Endpoint \"failing\" has no delivery of it: its filter, %, fails: invalid datetime format separator%",
+        "Endpoint \"failing 0\" has no delivery of it: its filter, %, is not true of it%",
+    );
+}
+
+/// The subtransactions that these statements begin, as the server tells of them.
+fn subtransactions(database: &Database, statements: &str) -> usize {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&begun);
+    let mut session = database.connect_noticing(move |notice| {
+        // Of the levels that it lists then, the outermost.
+        if notice.message().starts_with("StartSubTransaction(1)") {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let debug = format!("SET client_min_messages = debug5; {statements}");
+    session.batch_execute(&debug).unwrap();
+    begun.load(Ordering::Relaxed)
+}
+
+#[test]
+fn no_emit_opens_a_subtransaction() {
+    let database = database();
+    add_parked_endpoint(&database, "all", &["*"], None);
+    add_parked_endpoint(&database, "failing", &["*"], Some(FAILING[0]));
+    database.execute("CREATE TABLE orders (id int); SELECT webhook_watch('orders', 'order')");
+    let emits = "
+        SELECT webhook_emit('a');
+        SELECT webhook_emit('a', '{\"v\": \"x\"}', 'i', 'o', 'c', now(), now() + interval '1 h', 'acme', '{all}');
+        SELECT webhook_emit('a', idempotency_key => 'i', tenant => 'acme');
+        SELECT webhook_emit_many('a', '{1,2}', '{o,o}', '{i,i}', '{c,c}');
+        INSERT INTO orders VALUES (1);
+        INSERT INTO orders VALUES (2), (3)";
+    assert_eq!(subtransactions(&database, emits), 0);
+    let caught = "DO $$ BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END $$";
+    assert_eq!(
+        subtransactions(&database, caught),
+        1,
+        "the server tells of them"
     );
 }
 
 #[test]
-fn a_filter_that_fails_takes_no_transaction_id() {
-    const EVENTS: i64 = 200;
-    // Where nobody else takes many.
-    let cluster = idle_cluster();
-    let database = cluster.database("filters");
-    add_parked_endpoint(&database, "failing", &["*"], Some(FAILING));
-    let next = || database.query_one_value::<i64>("SELECT pg_current_xact_id()::text::bigint");
-    let before = next();
-    database.execute(&format!(
-        "SELECT webhook_emit_many('a', ARRAY(SELECT '{{\"at\": \"x\"}}'::jsonb FROM generate_series(1, {EVENTS})))"
-    ));
-    let taken = next() - before;
-    assert!(taken < EVENTS / 2, "{taken} were taken");
+fn filters_that_could_fail_an_emit_are_refused() {
+    let database = database();
+    database.add_endpoint("a", "http://127.0.0.1/");
+    let mut refused = vec![
+        (
+            r#"$.data.at.datetime("nonsense") > "x""#,
+            "invalid datetime format separator",
+        ),
+        (
+            r#"$.data.name == "a" || $.data.at.datetime("YYYY_MM") > "x""#,
+            "invalid datetime format",
+        ),
+        ("$.data.n.floor() == 1", "floor()"),
+        ("exists($.data.list[*] ? (@.ceiling() == 1))", "ceiling()"),
+    ];
+    if database.query_one_value("SELECT current_setting('server_version_num')::int >= 170000") {
+        refused.push((
+            r#"$.data.at.timestamp() > "2020-01-01".date()"#,
+            "timestamp()",
+        ));
+        refused.push((
+            r#"$.data.at.timestamp_tz() > "2020-01-01".date()"#,
+            "timestamp_tz()",
+        ));
+    }
+    for (filter, problem) in refused {
+        let refusal = database.refusal(&format!("UPDATE webhook.endpoint SET filter = '{filter}'"));
+        assert_eq!(refusal.code().code(), "22023", "{filter}");
+        assert!(refusal.detail().unwrap().contains(problem), "{refusal:?}");
+    }
+    for accepted in [
+        r#"$.data."a.datetime(" == ")" && $.data."floor()" == "x.datetime(\"nonsense\")""#,
+        r#"$.data.at.datetime("YYYY-MM-DD\"T\"HH24:MI:SS") > "2020-01-01".datetime()"#,
+    ] {
+        database.execute(&format!(
+            "UPDATE webhook.endpoint SET filter = '{accepted}'"
+        ));
+    }
 }
 
 #[test]

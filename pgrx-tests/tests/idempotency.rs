@@ -6,6 +6,7 @@ use postgres::{Client, GenericClient, IsolationLevel};
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::database::refusal;
+use webhook_e2e::random::Random;
 use webhook_e2e::{Cluster, Database, Receiver};
 
 fn database() -> Database {
@@ -352,4 +353,104 @@ fn keys_that_are_not_valid_are_refused() {
     }
     database.execute("SELECT webhook_emit('a', idempotency_key => repeat('ü', 200))");
     assert_eq!(events(&database), 1);
+}
+
+// many at once
+
+fn emit_many(client: &mut impl GenericClient, keys: &[Option<&str>]) -> Vec<Uuid> {
+    let sql = "SELECT webhook_emit_many('order.created', ARRAY(SELECT to_jsonb(n) FROM generate_series(1, cardinality($1::text[])) n),
+                                        idempotency_keys => $1)";
+    let rows = client.query(sql, &[&keys]).unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[test]
+fn of_many_each_key_stands_for_its_first_event() {
+    let database = database();
+    let mut session = database.connect();
+    let earlier = emit(&mut session, "b");
+    let ids = emit_many(
+        &mut session,
+        &[Some("c"), Some("b"), None, Some("a"), Some("c"), None],
+    );
+    assert_eq!((ids[1], ids[4]), (earlier, ids[0]));
+    let mut distinct = ids.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 5);
+    assert_eq!(events(&database), 5);
+    let payloads: Vec<i32> = database.query_one_value(
+        "SELECT array_agg(payload::int ORDER BY id) FROM webhook.event WHERE jsonb_typeof(payload) = 'number'",
+    );
+    assert_eq!(payloads, [1, 3, 4, 6]);
+
+    // Again, by whatever way.
+    assert_eq!(
+        emit_many(&mut session, &[Some("a"), Some("c")]),
+        [ids[3], ids[0]]
+    );
+    assert_eq!(emit(&mut session, "a"), ids[3]);
+    assert_eq!(events(&database), 5);
+    let_the_window_pass(&mut session);
+    let again = emit_many(&mut session, &[Some("a"), Some("new"), Some("c")]);
+    assert!(again.iter().all(|id| !ids.contains(id)));
+    assert_eq!(events(&database), 8);
+}
+
+#[test]
+fn the_second_of_two_with_many_keys_waits_for_the_first() {
+    let database = database();
+    let mut session = database.connect();
+    let mut first = session.transaction().unwrap();
+    let ids = emit_many(&mut first, &[Some("b"), Some("a")]);
+    thread::scope(|scope| {
+        let second =
+            scope.spawn(|| emit_many(&mut database.connect(), &[Some("a"), Some("c"), Some("b")]));
+        database.wait_until(
+            "SELECT count(*) = 1 FROM pg_stat_activity
+             WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%emit_many%'",
+        );
+        first.commit().unwrap();
+        let others = second.join().unwrap();
+        assert_eq!((others[0], others[2]), (ids[1], ids[0]));
+    });
+    assert_eq!(events(&database), 3);
+}
+
+#[test]
+fn many_keys_in_any_order_do_not_deadlock() {
+    const KEYS: usize = 200;
+    const SESSIONS: u64 = 4;
+    let database = database();
+    let keys: Vec<String> = (0..KEYS).map(|n| n.to_string()).collect();
+    for past_their_window in [false, true] {
+        if past_their_window {
+            let_the_window_pass(&mut database.connect());
+        }
+        let before = events(&database);
+        let seen: Vec<Vec<Uuid>> = thread::scope(|scope| {
+            let emitting = |seed| {
+                let (database, mut keys) = (&database, keys.clone());
+                scope.spawn(move || {
+                    Random::seeded(seed).shuffle(&mut keys);
+                    let given: Vec<Option<&str>> =
+                        keys.iter().map(|key| Some(key.as_str())).collect();
+                    let ids = emit_many(&mut database.connect(), &given);
+                    let mut ids: Vec<(String, Uuid)> = keys.into_iter().zip(ids).collect();
+                    ids.sort();
+                    ids.into_iter().map(|(_, id)| id).collect()
+                })
+            };
+            let sessions: Vec<_> = (1..=SESSIONS).map(emitting).collect();
+            sessions
+                .into_iter()
+                .map(|session| session.join().unwrap())
+                .collect()
+        });
+        assert!(
+            seen.iter().all(|ids| *ids == seen[0]),
+            "all got the same events"
+        );
+        assert_eq!(events(&database) - before, KEYS as i64);
+    }
 }

@@ -326,7 +326,7 @@ fn the_owner_of_the_functions_schema_gets_none_of_our_calls() {
          CREATE FUNCTION public.note(how text) RETURNS void LANGUAGE sql AS 'INSERT INTO public.caught VALUES (current_user, how)';
          CREATE FUNCTION public.webhook_emit(event_type text, payload jsonb, tenant text) RETURNS uuid LANGUAGE plpgsql AS
              'BEGIN PERFORM public.note(''emit''); RETURN NULL; END';
-         CREATE FUNCTION public.webhook_emit_many(text[], jsonb[], timestamptz, timestamptz, text, text[]) RETURNS SETOF uuid LANGUAGE plpgsql AS
+         CREATE FUNCTION public.webhook_emit_many(text[], jsonb[], text[], text[], text[], timestamptz, timestamptz, text, text[]) RETURNS SETOF uuid LANGUAGE plpgsql AS
              'BEGIN PERFORM public.note(''emit_many''); END';
          CREATE FUNCTION public.webhook_replay(uuid, text) RETURNS bigint LANGUAGE plpgsql AS
              'BEGIN PERFORM public.note(''replay''); RETURN 0; END';

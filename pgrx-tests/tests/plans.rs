@@ -119,6 +119,52 @@ fn retries_are_brought_forward_past_all_that_wait_for_their_turn() {
     every_call_reads_little(&mut client);
 }
 
+#[test]
+fn an_emit_planned_without_endpoints_serves_many() {
+    const ENDPOINTS: i32 = 2_000;
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("endpoints");
+    let mut client = database.connect();
+    // Known to be empty, where a sequential scan costs nothing.
+    client
+        .batch_execute("VACUUM ANALYZE webhook.endpoint")
+        .unwrap();
+    let emits = "SELECT webhook_emit('type.' || n) FROM generate_series(1, $1) n;";
+    let many = "SELECT webhook_emit_many(array_agg('type.' || n), array_agg('1'::jsonb)) FROM generate_series(1, $1) n";
+    for _ in 0..10 {
+        client.execute(emits, &[&2]).unwrap();
+        client.execute(many, &[&2]).unwrap();
+    }
+    let add = "INSERT INTO webhook.endpoint (name, url, event_types, filter)
+        SELECT n::text, 'http://127.0.0.1:1/', ARRAY['type.' || n], CASE WHEN n % 2 = 0 THEN '$.data != 0'::jsonpath END
+        FROM generate_series(1, $1) n";
+    client.execute(add, &[&ENDPOINTS]).unwrap();
+    let before = endpoints_read(&mut client);
+    client.execute(emits, &[&50]).unwrap();
+    client.execute(many, &[&50]).unwrap();
+    let named = "SELECT webhook_emit('type.7', endpoints => '{7}')";
+    client.batch_execute(named).unwrap();
+    let read = endpoints_read(&mut client) - before;
+    assert!(read < 10 * 50, "{read} endpoints were read");
+    let queued: i64 = client
+        .query_one("SELECT count(*) FROM webhook.delivery_queue", &[])
+        .unwrap()
+        .get(0);
+    assert_eq!(queued, 50 + 50 - 25 + 1, "an object is no number");
+}
+
+/// How many endpoints were read so far, by whatever way.
+fn endpoints_read(client: &mut Client) -> i64 {
+    for statement in [
+        "SELECT pg_stat_force_next_flush()",
+        "SELECT pg_stat_clear_snapshot()",
+    ] {
+        client.batch_execute(statement).unwrap();
+    }
+    let read = "SELECT (seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables WHERE relid = 'webhook.endpoint'::regclass";
+    client.query_one(read, &[]).unwrap().get(0)
+}
+
 /// A session that has made its plans for a queue that it knows to be empty.
 fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
     let mut client = database.connect();

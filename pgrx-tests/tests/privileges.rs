@@ -284,7 +284,7 @@ fn what_was_granted_is_revoked_to_the_last_privilege() {
         "table_privilege('{role}', 'webhook.event', 'SELECT') AND has_schema_privilege('{role}', 'webhook', 'USAGE')"
     );
     let emits = format!(
-        "function_privilege('{role}', 'webhook_emit_many(text, jsonb[], timestamptz, timestamptz, text, text[])', 'EXECUTE')"
+        "function_privilege('{role}', 'webhook_emit_many(text, jsonb[], text[], text[], text[], timestamptz, timestamptz, text, text[])', 'EXECUTE')"
     );
     database.execute(&format!(
         "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit'), webhook_grant('{role}', 'operate');

@@ -21,6 +21,7 @@ fn main() {
         .setting("webhook.enabled = off")
         .setting("max_wal_size = '8GB'")
         .start();
+    cost(&cluster);
     single(&cluster);
     bulk(&cluster);
     endpoints(&cluster);
@@ -48,6 +49,27 @@ fn add_endpoints(database: &Database, count: i32) {
          SELECT 'endpoint ' || n, 'https://receiver.invalid/', ARRAY['bench.' || n] FROM generate_series(1, {count}) n"
     ));
     database.execute("VACUUM ANALYZE webhook.endpoint");
+}
+
+/// One session, without the way to the server and back.
+fn cost(cluster: &Cluster) {
+    let database = cluster.database("cost");
+    let mut client = database.connect();
+    let script = include_str!("../../../bench/emit_cost.sql");
+    let shown = client.simple_query(script).expect("the script runs");
+    let row = shown.iter().rev().find_map(|message| match message {
+        postgres::SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    });
+    let row = row.expect("the script ends with its figures");
+    let figure = |column: &str| row.get(column).unwrap_or_default();
+    println!(
+        "in one session: {} us for two plain INSERTs, {} us for webhook_emit(): ratio {}, at most {} wanted",
+        figure("two_inserts_us"),
+        figure("webhook_emit_us"),
+        figure("ratio"),
+        figure("at_most")
+    );
 }
 
 fn single(cluster: &Cluster) {

@@ -1,0 +1,118 @@
+//! The endpoints that want a type of event, remembered by this session, so that an emit need not look them up.
+//!
+//! SQL looks them up and says what it found (`webhook.routes()` in sql/14_matching.sql); here it is only kept. Whoever changes
+//! an endpoint or a policy has the server send an invalidation of `webhook.endpoint`, with the commit: as for the definition of
+//! a table, every session takes it before it trusts what it knows, and forgets. What a transaction has learnt of its own
+//! changes is forgotten with its rollback in the same way.
+//!
+//! A lookup with an older snapshot must not be kept for newer ones. In READ COMMITTED a lookup sees all that was committed
+//! before it began; if an invalidation comes until it has ended, its answer is not kept. In REPEATABLE READ and SERIALIZABLE
+//! nothing is kept and nothing recalled.
+
+use pgrx::prelude::*;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Types and tenants; with more than that it starts again.
+const MOST_KNOWN: usize = 1_000;
+/// Two numbers for each endpoint; longer answers are looked up each time.
+const MOST_ROUTES: usize = 200;
+
+/// Counts the invalidations.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// `webhook.endpoint`, while it is watched.
+static TABLE: AtomicU32 = AtomicU32::new(0);
+static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
+
+#[derive(Default)]
+struct Known {
+    /// That of all that is in here.
+    generation: u64,
+    routes: HashMap<String, Vec<i32>>,
+    /// The generation in which something was last asked for.
+    asked_in: Option<u64>,
+}
+
+thread_local! {
+    static KNOWN: RefCell<Known> = RefCell::default();
+}
+
+pub fn recall(tenant: Option<&str>, event_type: &str) -> Option<Vec<i32>> {
+    let generation = current_generation()?;
+    KNOWN.with_borrow_mut(|known| {
+        if known.generation != generation {
+            known.routes.clear();
+            known.generation = generation;
+        }
+        known.asked_in = Some(generation);
+        known.routes.get(&key(tenant, event_type)).cloned()
+    })
+}
+
+pub fn remember(tenant: Option<&str>, event_type: &str, routes: Vec<i32>) {
+    let generation = current_generation();
+    KNOWN.with_borrow_mut(|known| {
+        let asked_in = known.asked_in.take();
+        if generation.is_none() || asked_in != generation || routes.len() > MOST_ROUTES {
+            return;
+        }
+        if known.routes.len() >= MOST_KNOWN {
+            known.routes.clear();
+        }
+        if known.routes.try_reserve(1).is_ok() {
+            known.routes.insert(key(tenant, event_type), routes);
+        }
+    });
+}
+
+/// Has all sessions forget, when the transaction commits.
+pub fn forget() {
+    if let Some(table) = find_table() {
+        // SAFETY: a table that is there; a message about it changes nothing.
+        unsafe { pg_sys::CacheInvalidateRelcacheByRelid(table) }
+    }
+}
+
+/// Takes what other sessions have sent; none where nothing may be kept.
+fn current_generation() -> Option<u64> {
+    // SAFETY: plain reads and calls within a transaction; the callback is registered once and stays loaded.
+    unsafe {
+        if pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 {
+            return None;
+        }
+        if !CALLBACK_REGISTERED.swap(true, Ordering::Relaxed) {
+            pg_sys::CacheRegisterRelcacheCallback(Some(invalidated), pg_sys::Datum::from(0));
+        }
+        if TABLE.load(Ordering::Relaxed) == 0 {
+            TABLE.store(find_table()?.to_u32(), Ordering::Relaxed);
+        }
+        pg_sys::AcceptInvalidationMessages();
+    }
+    // The table itself may just have gone.
+    (TABLE.load(Ordering::Relaxed) != 0).then(|| GENERATION.load(Ordering::Relaxed))
+}
+
+unsafe extern "C-unwind" fn invalidated(_: pg_sys::Datum, table: pg_sys::Oid) {
+    if table == pg_sys::InvalidOid || table.to_u32() == TABLE.load(Ordering::Relaxed) {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        TABLE.store(0, Ordering::Relaxed);
+    }
+}
+
+fn find_table() -> Option<pg_sys::Oid> {
+    // SAFETY: lookups by name within a transaction.
+    let table = unsafe {
+        let schema = pg_sys::get_namespace_oid(c"webhook".as_ptr(), true);
+        pg_sys::get_relname_relid(c"endpoint".as_ptr(), schema)
+    };
+    (table != pg_sys::InvalidOid).then_some(table)
+}
+
+/// No text has a NUL.
+fn key(tenant: Option<&str>, event_type: &str) -> String {
+    match tenant {
+        None => event_type.to_owned(),
+        Some(tenant) => format!("{event_type}\0{tenant}"),
+    }
+}
