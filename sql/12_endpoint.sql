@@ -1,7 +1,8 @@
 -- Endpoints: where events go, and who may be sent what.
 --
--- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants and names have no
--- slash. `tenant/*` stands for the endpoints of a tenant and `*` for every endpoint, in functions that take several.
+-- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants
+-- and names have no slash. In functions that take several endpoints `tenant/*` stands for those of a
+-- tenant, and `*` for every one.
 
 CREATE FUNCTION webhook.address(tenant text, name text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -15,8 +16,8 @@ CREATE FUNCTION webhook.address_name(address text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN substr(address, strpos(address, '/') + 1);
 
--- The endpoint of an address; no row where there is none. Two branches, since the unique index serves a comparison and an IS NULL
--- but not both in one. Without SET, so that the planner sees through it.
+-- The endpoint of an address; no row where there is none. Two branches, since the unique index serves a
+-- comparison and an IS NULL but not both in one. Without SET, so that the planner sees through it.
 CREATE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id int)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -100,10 +101,10 @@ BEGIN
     -- The database's collation says what a control character and a space are; that of the columns knows ASCII alone.
     ELSIF NEW.name COLLATE "default" !~ '^[^[:cntrl:]/]{1,200}$' OR NEW.name = '*' THEN
         problem := 'the name must have 1 to 200 characters, no / and no control characters, and not be *';
-        remedy := 'Choose a short name such as ''billing''; the address of a tenant''s endpoint is tenant/name.';
+        remedy := 'Choose a short name such as ''billing''; one of a tenant is addressed by tenant/name.';
     ELSIF NOT webhook.is_tenant(NEW.tenant COLLATE "default") THEN
-        problem := 'the tenant must have 1 to 200 characters, no /, no white space and no control characters, and not be *';
-        remedy := 'Leave the tenant out for an endpoint that serves everyone; the address is then its name alone.';
+        problem := 'the tenant must have 1 to 200 characters, no /, white space or control characters, and not be *';
+        remedy := 'Leave the tenant out for an endpoint that serves everyone: its address is the name alone.';
     ELSIF NEW.url !~ '^[!-~]+$' OR NEW.url ~ '["<>`]' OR length(NEW.url) > 2048 THEN
         problem := 'the URL must have at most 2048 characters, printable ASCII without ", <, > and `';
         remedy := 'Percent-encode other characters, and write an international host name in its xn-- form.';
@@ -244,17 +245,22 @@ DECLARE
 BEGIN
     IF found_id IS NULL THEN
         RAISE EXCEPTION 'endpoint "%" does not exist', address USING ERRCODE = 'undefined_object',
-            HINT = CASE WHEN webhook.address_name(address) = '*' THEN
-                'This function takes one endpoint; webhook_pause(), webhook_resume() and webhook_replay_all() take several.'
-            ELSE coalesce(
-                webhook.did_you_mean(address, ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e)),
-                'SELECT endpoint FROM webhook.endpoint_status lists them; webhook_set_endpoint() makes one.') END;
+            HINT = coalesce(
+                CASE WHEN webhook.address_name(address) = '*'
+                     THEN 'This function takes one endpoint; webhook_pause() and webhook_resume() take several.' END,
+                webhook.similar_addresses(address),
+                'SELECT endpoint FROM webhook.endpoint_status lists them; webhook_set_endpoint() makes one.');
     END IF;
     RETURN found_id;
 END $$;
 
--- The endpoints of an address where several make sense, in the order of their ids, so that two who lock them never wait for
--- each other.
+-- For a HINT: the addresses that are close to one that does not exist; null where none is.
+CREATE FUNCTION webhook.similar_addresses(address text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN webhook.did_you_mean(address, ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e));
+
+-- The endpoints of an address where several make sense, in the order of their ids: two who lock them in it
+-- never wait for each other.
 CREATE FUNCTION webhook.addressed_endpoints(address text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -273,18 +279,21 @@ BEGIN
     IF cardinality(found_ids) = 0 THEN
         RAISE EXCEPTION 'tenant "%" has no endpoint', of_tenant USING ERRCODE = 'undefined_object',
             HINT = coalesce(
-                webhook.did_you_mean(of_tenant, ARRAY(SELECT DISTINCT e.tenant FROM webhook.endpoint e WHERE e.tenant IS NOT NULL)),
-                'SELECT endpoint FROM webhook.endpoint_status lists all endpoints; ''*'' stands for every one.');
+                webhook.did_you_mean(of_tenant, ARRAY(SELECT e.tenant FROM webhook.endpoint e
+                                                      WHERE e.tenant IS NOT NULL GROUP BY e.tenant)),
+                'SELECT endpoint FROM webhook.endpoint_status lists them; ''*'' stands for every one.');
     END IF;
     RETURN found_ids;
 END $$;
 
--- Creates an endpoint, or changes one: null keeps the value that it has, and for a new one that is the table's default. Says in
--- `changed` what it changed. An endpoint that has all of it already is neither written nor locked, so that a migration may run
--- any number of times. Whoever changes the row between the look and the UPDATE is waited for, and the row is looked at again.
+-- Creates an endpoint, or changes one: null keeps its value, and a new endpoint begins with the table's
+-- defaults. `changed` says what it changed. An endpoint that has all of it already is neither written nor
+-- locked: a migration may run any number of times. If somebody changes the row between the look and the
+-- UPDATE, the UPDATE waits, finds another version, and the row is looked at again.
 CREATE FUNCTION webhook.set_endpoint(
-    endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text, template jsonb,
-    filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, OUT id int, OUT secret text, OUT changed text[])
+    endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
+    template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb,
+    OUT id int, OUT secret text, OUT changed text[])
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -294,19 +303,17 @@ DECLARE
     new_row webhook.endpoint;
 BEGIN
     LOOP
-        SELECT e.xmin AS version, e AS endpoint INTO current
-        FROM webhook.endpoint_at(set_endpoint.endpoint) a JOIN webhook.endpoint e ON e.id = a.id;
+        SELECT e.xmin AS version, e AS endpoint INTO current FROM webhook.endpoint e
+        WHERE e.id = (SELECT a.id FROM webhook.endpoint_at(endpoint) a);
         IF NOT FOUND THEN
             IF set_endpoint.url IS NULL THEN
-                RAISE EXCEPTION 'endpoint "%" does not exist, and a new one needs a url', set_endpoint.endpoint
+                RAISE EXCEPTION 'endpoint "%" does not exist, and a new one needs a url', endpoint
                     USING ERRCODE = 'invalid_parameter_value',
-                          HINT = concat_ws(' ',
-                              webhook.did_you_mean(set_endpoint.endpoint,
-                                                   ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e)),
-                              'Give the url to create it, such as url => ''https://example.com/hooks''.');
+                          HINT = concat_ws(' ', webhook.similar_addresses(endpoint),
+                                           'Give the url to create it: url => ''https://example.com/hooks''.');
             END IF;
             INSERT INTO webhook.endpoint (tenant, name, url)
-            VALUES (webhook.address_tenant(set_endpoint.endpoint), webhook.address_name(set_endpoint.endpoint), set_endpoint.url)
+            VALUES (webhook.address_tenant(endpoint), webhook.address_name(endpoint), set_endpoint.url)
             ON CONFLICT (tenant, name) DO NOTHING;
             IF FOUND THEN
                 is_new := true;
@@ -323,22 +330,24 @@ BEGIN
         new_row.headers := coalesce(set_endpoint.headers, old_row.headers);
         new_row.format := coalesce(set_endpoint.format, old_row.format);
         -- The template goes with its format.
-        new_row.template := coalesce(set_endpoint.template, CASE WHEN new_row.format = 'template' THEN old_row.template END);
+        new_row.template := coalesce(set_endpoint.template,
+                                     CASE WHEN new_row.format = 'template' THEN old_row.template END);
         new_row.filter := coalesce(set_endpoint.filter, old_row.filter);
         new_row.max_in_flight := coalesce(set_endpoint.max_in_flight, old_row.max_in_flight);
         new_row.rate_limit := coalesce(set_endpoint.rate_limit, old_row.rate_limit);
         new_row.metadata := coalesce(set_endpoint.metadata, old_row.metadata);
         changed := ARRAY(
             SELECT c.name
-            FROM unnest('{url, event_types, policy, headers, format, template, filter, max_in_flight, rate_limit, metadata}'::text[])
-                WITH ORDINALITY AS c (name, place)
+            FROM unnest('{url, event_types, policy, headers, format, template, filter, max_in_flight, rate_limit,
+                          metadata}'::text[]) WITH ORDINALITY AS c (name, place)
             WHERE to_jsonb(new_row) -> c.name <> to_jsonb(old_row) -> c.name
             ORDER BY c.place);
         EXIT WHEN cardinality(changed) = 0;
         UPDATE webhook.endpoint e
-        SET url = new_row.url, event_types = new_row.event_types, policy = new_row.policy, headers = new_row.headers,
-            format = new_row.format, template = new_row.template, filter = new_row.filter,
-            max_in_flight = new_row.max_in_flight, rate_limit = new_row.rate_limit, metadata = new_row.metadata
+        SET url = new_row.url, event_types = new_row.event_types, policy = new_row.policy,
+            headers = new_row.headers, format = new_row.format, template = new_row.template,
+            filter = new_row.filter, max_in_flight = new_row.max_in_flight, rate_limit = new_row.rate_limit,
+            metadata = new_row.metadata
         WHERE e.id = old_row.id AND e.xmin = current.version;
         EXIT WHEN FOUND;
     END LOOP;
@@ -349,11 +358,13 @@ BEGIN
         IF given_secret IS NULL THEN
             secret := webhook.new_secret();
         END IF;
-        INSERT INTO webhook.secret (endpoint_id, secret) VALUES (old_row.id, coalesce(given_secret, set_endpoint.secret));
+        INSERT INTO webhook.secret (endpoint_id, secret)
+        VALUES (old_row.id, coalesce(given_secret, set_endpoint.secret));
     ELSIF given_secret IS NOT NULL AND NOT EXISTS (
         SELECT FROM webhook.secret s
-        WHERE s.endpoint_id = old_row.id AND s.secret = given_secret AND (s.expires_at IS NULL OR s.expires_at > now())) THEN
-        PERFORM webhook.rotate_secret(set_endpoint.endpoint, interval '24 hours', given_secret);
+        WHERE s.endpoint_id = old_row.id AND s.secret = given_secret
+          AND (s.expires_at IS NULL OR s.expires_at > now())) THEN
+        PERFORM webhook.rotate_secret(endpoint, interval '24 hours', given_secret);
         changed := changed || text 'secret';
     END IF;
 END $$;

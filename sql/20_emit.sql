@@ -33,7 +33,8 @@ CREATE FUNCTION webhook.refuse_tenant(tenant text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'tenant "%" is not valid', tenant USING ERRCODE = 'invalid_parameter_value',
-        HINT = 'A tenant has 1 to 200 characters, no /, no white space and no control characters, and is not *; leave it null for none.';
+        HINT = 'A tenant has 1 to 200 characters, no /, white space or control characters, and is not *; '
+               'leave it null for none.';
 END $$;
 
 CREATE FUNCTION webhook.refuse_null_payload() RETURNS void
@@ -80,11 +81,13 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with level `emit` may not
--- see them.
+-- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with
+-- level `emit` may not see them.
 CREATE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    found_ids int[];
     unknown text;
 BEGIN
     IF addresses IS NULL THEN
@@ -93,13 +96,15 @@ BEGIN
         RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Leave it null for all endpoints that want the event.';
     END IF;
-    SELECT w.address INTO unknown FROM unnest(addresses) AS w (address)
-    WHERE NOT EXISTS (SELECT FROM webhook.endpoint_at(w.address)) LIMIT 1;
-    IF FOUND THEN
+    -- A scalar subquery looks each up by the index; a join would read all endpoints.
+    SELECT array_agg(w.id), min(w.address) FILTER (WHERE w.id IS NULL) INTO found_ids, unknown
+    FROM (SELECT address, (SELECT a.id FROM webhook.endpoint_at(address) a) AS id
+          FROM unnest(addresses) AS address OFFSET 0) w;
+    IF unknown IS NOT NULL THEN
         RAISE EXCEPTION 'endpoint "%" does not exist', unknown USING ERRCODE = 'undefined_object',
-            HINT = 'Roles with level read find endpoints in webhook.endpoint_status; one of a tenant is tenant/name.';
+            HINT = 'Roles with level read find endpoints in webhook.endpoint_status; tenants'' are tenant/name.';
     END IF;
-    RETURN ARRAY(SELECT a.id FROM unnest(addresses) AS w (address) CROSS JOIN LATERAL webhook.endpoint_at(w.address) a);
+    RETURN found_ids;
 END $$;
 
 CREATE FUNCTION webhook.refuse_size(size int) RETURNS void

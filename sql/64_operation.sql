@@ -27,16 +27,23 @@ BEGIN
           AND webhook.endpoint_state(e.origin = (SELECT webhook.origin()), e.disabled_at, e.paused_at, b.state) = 'ready');
 END $$;
 
--- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed: they waited for this,
--- and may be claimed from now on.
+-- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed:
+-- they waited for this, and may be claimed from now on.
 CREATE FUNCTION webhook.resume(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    addressed int[] := webhook.addressed_endpoints(endpoint);
     resumed_id int;
     sendable_before bigint;
     freed bigint := 0;
 BEGIN
-    FOREACH resumed_id IN ARRAY webhook.addressed_endpoints(endpoint) LOOP
+    FOR resumed_id IN
+        SELECT e.id FROM webhook.endpoint e
+        WHERE e.id = ANY (addressed)
+          AND (num_nonnulls(e.paused_at, e.disabled_at) > 0
+               OR EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = e.id))
+        ORDER BY e.id
+    LOOP
         sendable_before := webhook.sendable_now(resumed_id);
         UPDATE webhook.endpoint e SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL
         WHERE e.id = resumed_id AND num_nonnulls(e.paused_at, e.disabled_at) > 0;

@@ -144,7 +144,7 @@ fn the_cloudevents_sdk_reads_what_is_sent() {
     let name: String = database.query_one_value("SELECT current_database()::text");
     let data = json!({"text": AWKWARD, "list": [1, 2.5, null, {"deep": true}]});
     let mut client = database.connect();
-    for tenant in [None, Some("acme/eu")] {
+    for tenant in [None, Some("acme:eu&\"")] {
         let row = client.query_one(
             "SELECT webhook_emit('order.created', $1, tenant => $2)",
             &[&data, &tenant],
@@ -454,9 +454,29 @@ fn a_format_and_a_template_that_do_not_go_together_are_refused() {
         let hint = "Use the format template, or leave the template null.";
         assert_refused(&database, &format!("'{format}'"), &template, &detail, hint);
     }
-    let detail = "id, name, url, event_types, policy, headers, format, metadata, origin and created_at must not be null";
-    let hint = "Leave out what you have no value for.";
-    assert_refused(&database, "NULL", &template, detail, hint);
+    // A parameter that is null keeps the value, and a new endpoint's is standard.
+    let sql = format!(
+        "SELECT webhook_set_endpoint('new', 'https://example.com/', template => {template})"
+    );
+    let refusal = database.refusal(&sql);
+    assert_eq!(
+        refusal.detail(),
+        Some("the format standard has no template")
+    );
+    for sql in [
+        format!("UPDATE webhook.endpoint SET format = NULL, template = {template}"),
+        format!(
+            "INSERT INTO webhook.endpoint (name, url, format, template) VALUES ('new', 'https://example.com/', NULL, {template})"
+        ),
+    ] {
+        let refusal = database.refusal(&sql);
+        assert_eq!(refusal.code().code(), "22023", "{sql}: {refusal:?}");
+        assert!(
+            refusal.detail().unwrap().ends_with("must not be null"),
+            "{sql}"
+        );
+        assert!(!format!("{refusal:?}").contains(CREDENTIAL), "{refusal:?}");
+    }
 }
 
 /// What a superuser can do past the triggers.
