@@ -528,7 +528,8 @@ fn what_got_past_the_checks_fails_at_once_and_is_not_shown() {
     database.execute(
         r#"UPDATE webhook.endpoint SET format = 'template', template = '["{{data.id}}"]'"#,
     );
-    database.execute("SELECT webhook_resume('chat'), webhook_replay_failed('chat')");
+    database.execute("SELECT webhook_resume('chat')");
+    database.execute("CALL webhook_replay_all('chat')");
     for request in receiver.wait_for_requests(3) {
         assert_eq!(body(&request), "[1]");
     }

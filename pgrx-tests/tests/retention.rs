@@ -485,7 +485,7 @@ fn a_delivery_that_is_being_sent_again_keeps_its_event() {
     let events = endings.map(|(ended, age)| past(&database, ended, age));
     let rolled_back = endings.map(|(ended, age)| past(&database, ended, age));
 
-    let requeue = "SELECT webhook.requeue($1, array_fill((SELECT min(id) FROM webhook.endpoint), ARRAY[3]), finished_too => true)";
+    let requeue = "SELECT webhook.requeue($1, array_fill((SELECT min(id) FROM webhook.endpoint), ARRAY[3]), '{SENT, CANCELLED, FAILED}')";
     let (mut person, mut hesitant) = (database.connect(), database.connect());
     let mut sent_again = person.transaction().unwrap();
     let mut given_up = hesitant.transaction().unwrap();
@@ -599,7 +599,8 @@ fn send_again_until(
          WHERE completed_at < now() - interval '30 days' ORDER BY completed_at OFFSET 20 * random() LIMIT 1"
     );
     let oldest = client.prepare(&oldest).unwrap();
-    let requeue = "SELECT webhook.requeue(ARRAY[$1::uuid], ARRAY[$2::int])";
+    let requeue =
+        "SELECT webhook.requeue(ARRAY[$1::uuid], ARRAY[$2::int], '{SENT, CANCELLED, FAILED}')";
     let requeue = client.prepare(requeue).unwrap();
     let mut sent_again = Vec::new();
     while !ended.load(Ordering::SeqCst) {
