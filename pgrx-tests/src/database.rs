@@ -144,9 +144,9 @@ impl Database {
     #[track_caller]
     pub fn add_guarding_policy(&self, name: &str, max_attempts: i32, changes: &str) {
         self.execute(&format!(
-            "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up,
+            "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, retry_status,
                                          failure_threshold, warn_threshold, cooldown, max_cooldown)
-             VALUES ('{name}', {max_attempts}, 'fixed', '1 h', 0, 0, 3, 2, '1 h', '1 h')"
+             VALUES ('{name}', {max_attempts}, 'fixed', '1 h', 0, 0, '{{[500,600)}}', 3, 2, '1 h', '1 h')"
         ));
         if !changes.is_empty() {
             self.execute(&format!(

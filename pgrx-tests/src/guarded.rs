@@ -6,12 +6,12 @@ use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::receiver::{Answer, Receiver, Request};
 
-/// Opens after three failed attempts, for an hour; retries wait as long. A request may take a minute, so that what the
+/// Opens after three failed attempts, for an hour; retries, of 5xx alone, wait as long. A request may take a minute, so that what the
 /// receiver holds ends when the test says so.
 const POLICY: &str = "
-    INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, connect_timeout, timeout,
-                                warn_threshold, failure_threshold, cooldown, max_cooldown)
-    VALUES ('guarded', 10, 'fixed', '1 h', 0, 0, '5 s', '55 s', 0, 3, '1 h', '1 h')";
+    INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, retry_status, connect_timeout,
+                                timeout, warn_threshold, failure_threshold, cooldown, max_cooldown)
+    VALUES ('guarded', 10, 'fixed', '1 h', 0, 0, '{[500,600)}', '5 s', '55 s', 0, 3, '1 h', '1 h')";
 
 pub struct Guarded {
     pub database: Database,

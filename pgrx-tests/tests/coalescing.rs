@@ -10,8 +10,12 @@ const PAUSE: &str = "SELECT webhook_pause('orders')";
 
 fn database(cluster: &Cluster, url: &str) -> Database {
     let database = cluster.database("coalescing");
-    // Its retries wait for 30 s.
-    database.add_endpoint_with("orders", url, "policy => 'patient'");
+    // Its retries wait for 30 s, and a 4xx is final.
+    database.execute(
+        "SELECT webhook_copy_policy('patient', 'waits');
+         UPDATE webhook.policy SET retry_status = '{[500,600)}' WHERE name = 'waits'",
+    );
+    database.add_endpoint_with("orders", url, "policy => 'waits'");
     database
 }
 

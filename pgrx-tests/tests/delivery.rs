@@ -265,7 +265,7 @@ fn answers_mean_what_the_policy_says() {
         });
         let event_type = format!("answered.{code}");
         let options = format!("'{{{event_type}}}', policy => 'fast'");
-        database.add_endpoint_with(&path, &receiver.url(&path), &options);
+        database.add_endpoint_with(&event_type, &receiver.url(&path), &options);
         let event = database.emit(&event_type, json!({}));
         database.wait_for_status(event, status);
         assert_eq!(receiver.requests_to(&path).len(), requests, "{code}");
