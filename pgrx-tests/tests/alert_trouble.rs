@@ -47,16 +47,24 @@ fn an_alert_fits_whatever_its_endpoint_has() {
         assert_eq!(listener.texts(&database).len(), 15 * (number + 1));
     }
     wait_for_silence(&database);
+    let addresses: Vec<String> = names
+        .iter()
+        .map(|name| format!("{tenant}/{name}"))
+        .collect();
     let requests = receiver.requests_to("/large");
     assert_eq!(requests.len(), 45);
     for request in requests {
         let data = &request.json()["data"];
-        assert!(names.iter().any(|name| data["endpoint"] == **name));
+        assert!(
+            addresses
+                .iter()
+                .any(|address| data["endpoint"] == **address)
+        );
         assert_eq!(data["tenant"], *tenant);
         assert_eq!(data["metadata"], metadata);
     }
-    wait_for_logged(Cluster::shared(), &names[0], 15);
-    let longest = (wait_for_logged(Cluster::shared(), &names[1], 15).into_iter())
+    wait_for_logged(Cluster::shared(), &addresses[0], 15);
+    let longest = (wait_for_logged(Cluster::shared(), &addresses[1], 15).into_iter())
         .map(|(line, _)| line.chars().count());
     assert!(longest.max() < Some(1000));
 }
@@ -258,22 +266,18 @@ fn alerts_that_a_person_has_locked_are_told_later_and_hold_up_nothing() {
 fn deliveries_that_fail_with_their_endpoint_are_an_alert_and_count_like_every_failure() {
     let (database, receiver) = (database(), Receiver::start());
     let mut listener = Listener::new(&database);
-    subscribe(
-        &database,
-        &receiver,
-        "subscriber",
-        "webhook.*",
-        ", tenant => 'acme'",
-    );
-    add_endpoint(&database, &receiver, "removed", "", ", tenant => 'acme'");
-    database.execute("SELECT webhook_pause('removed')");
+    subscribe(&database, &receiver, "acme/subscriber", "webhook.*", "");
+    add_policy(&database, "removed", "");
+    let url = receiver.url("/removed");
+    database.add_endpoint_with("acme/removed", &url, "'{removed}', policy => 'removed'");
+    database.execute("SELECT webhook_pause('acme/removed')");
     database.execute("SELECT webhook_emit('removed', tenant => 'acme') FROM generate_series(1, 3)");
     let parked = "UPDATE webhook.delivery SET next_attempt_at = 'infinity'
                   WHERE event_id = (SELECT event_id FROM webhook.delivery_queue LIMIT 1)";
     database.execute(parked);
     let id: i32 =
         database.query_one_value("SELECT id FROM webhook.endpoint WHERE name = 'removed'");
-    database.execute("SELECT webhook_remove_endpoint('removed', pending => 'fail')");
+    database.execute("SELECT webhook_remove_endpoint('acme/removed', pending => 'fail')");
     let failed: i64 = database.query_one_value(&format!(
         "SELECT count(*) FROM webhook.dead_letter
          WHERE endpoint_id = {id} AND (reason, last_error) = ('endpoint_removed', 'endpoint removed')"
@@ -291,11 +295,11 @@ fn deliveries_that_fail_with_their_endpoint_are_an_alert_and_count_like_every_fa
         (&json!(id), &json!(3))
     );
     let event = receiver
-        .wait_for_requests_to("/subscriber", 1)
+        .wait_for_requests_to("/acme/subscriber", 1)
         .remove(0)
         .json();
     assert_eq!(event["type"], "webhook.delivery.failed");
-    assert_eq!(event["data"]["endpoint"], "removed");
+    assert_eq!(event["data"]["endpoint"], "acme/removed");
     assert_eq!(event["data"]["tenant"], "acme");
     assert_eq!(event["data"]["deliveries"], 3);
 }
