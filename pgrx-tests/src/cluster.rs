@@ -35,6 +35,10 @@ webhook.allow_networks = '127.0.0.0/8, ::1'
 webhook.allow_ports = '1-65535'
 ";
 
+/// Of a cluster that no test kills. Every DROP DATABASE waits for a checkpoint, and that for the disk: a second for
+/// each test on a busy machine.
+const NEVER_CRASHES: &str = "fsync = off";
+
 static BIN_DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| bin_directory("PG_CONFIG"));
 
 /// Whether PG_CONFIG's server was built without this module; says so, past the test runner, which shows no output
@@ -226,7 +230,7 @@ impl Cluster {
     pub fn shared() -> &'static Cluster {
         SHARED.get_or_init(|| {
             remove_shared_at_exit();
-            Cluster::start()
+            Cluster::builder().setting(NEVER_CRASHES).start()
         })
     }
 
@@ -235,7 +239,7 @@ impl Cluster {
         IDLE.get_or_init(|| {
             remove_shared_at_exit();
             let idle = Cluster::builder().setting("webhook.enabled = off");
-            idle.setting("jit = off").start()
+            idle.setting("jit = off").setting(NEVER_CRASHES).start()
         })
     }
 
