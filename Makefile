@@ -25,7 +25,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build script install run demo test lint unit e2e upgradetest bench package clean venv
+.PHONY: help setup build script install run demo test lint unit e2e upgradetest reference bench package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,10 +45,20 @@ build: setup script ## compile the extension
 # The extension as the server wants it: the files of sql/ in the order of their names, and the control file.
 EXTENSION := $(TARGET)/extension
 SCRIPT := $(sort $(wildcard sql/*.sql))
+REPLACEABLE := $(filter-out sql/00_tables.sql,$(SCRIPT))
+MIGRATIONS := $(shell ls sql/migrations/*.sql 2>/dev/null | sort -V)
 
-script: ## put the install script together, under target/
+# An upgrade from version A is the changes of the tables since A, sql/migrations/A--B.sql and those after it, and then
+# all of the install script that can be run again.
+script: ## put the install script and the upgrade scripts together, under target/
 	@mkdir -p $(EXTENSION)
+	@rm -f $(EXTENSION)/*
 	@cat $(SCRIPT) >$(EXTENSION)/webhook--$(VERSION).sql
+	@for from in $(MIGRATIONS); do \
+		{ since=; for to in $(MIGRATIONS); do \
+			[ "$$to" != "$$from" ] || since=1; [ -z "$$since" ] || cat "$$to"; done; cat $(REPLACEABLE); } \
+			>"$(EXTENSION)/webhook--$$(basename "$$from" .sql | sed 's/--.*//')--$(VERSION).sql"; \
+	done
 	@sed 's/@VERSION@/$(VERSION)/' webhook.control >$(EXTENSION)/webhook.control
 
 INSTALLER = $(shell [ -w "$$($(PG_CONFIG) --pkglibdir)" ] || echo $(SUDO))
@@ -95,6 +105,9 @@ upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by defau
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)
 	OLD_PG_CONFIG=$(or $(OLD_PG_CONFIG),$(call SERVER,$(OLD))) \
 		cargo test --package webhook-e2e --test upgrade -- --include-ignored
+
+reference: install ## write docs/reference.md from the catalogs
+	cargo run --quiet --package webhook-e2e --bin reference >docs/reference.md
 
 bench: install ## what emitting costs, commit to receipt on an idle server, what retention costs delivery
 	cargo run --release --quiet --package webhook-e2e --bin emit
