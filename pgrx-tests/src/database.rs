@@ -29,13 +29,14 @@ impl Database {
     pub(crate) fn create(
         maintenance: Config,
         prefix: &str,
+        options: &str,
         log_when_failed: Option<ServerLog>,
     ) -> Database {
         static COUNT: AtomicU32 = AtomicU32::new(1);
         let name = format!("{prefix}_{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let database = Database::existing(maintenance, name, log_when_failed);
         connect(&database.maintenance)
-            .batch_execute(&format!("CREATE DATABASE {}", database.name))
+            .batch_execute(&format!("CREATE DATABASE {} {options}", database.name))
             .unwrap_or_else(|error| panic!("could not create {}: {error:?}", database.name));
         database
     }

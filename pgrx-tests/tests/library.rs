@@ -53,6 +53,14 @@ fn without_the_library_settings_have_the_same_defaults() {
 #[test]
 fn one_function_reads_the_settings_and_only_those_that_there_are() {
     let database = Cluster::shared().database("readers");
+    let defaults: Vec<String> = database.query_one_value(
+        "SELECT array_agg(named[1] ORDER BY named[1])
+         FROM regexp_matches(pg_get_functiondef('webhook.setting'::regproc), 'WHEN ''([a-z_]+)''', 'g') AS named",
+    );
+    let settings: Vec<String> = database.query_one_value(
+        "SELECT array_agg(substr(name, 9) ORDER BY substr(name, 9)) FROM pg_settings WHERE name LIKE 'webhook.%'",
+    );
+    assert_eq!(defaults, settings);
     let readers: Vec<String> = database.query_one_value(
         "SELECT array_agg(p.proname::text) FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
          WHERE p.prokind <> 'a' AND pg_get_functiondef(p.oid) ~ '(current_setting|set_config)[^;]*webhook[.]'",
