@@ -104,7 +104,7 @@ e2e: install venv ## end-to-end tests: real servers, real HTTP
 upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)
 	OLD_PG_CONFIG=$(or $(OLD_PG_CONFIG),$(call SERVER,$(OLD))) \
-		cargo test --package webhook-e2e --test upgrade -- --include-ignored
+		cargo test --package webhook-e2e upgrade:: -- --include-ignored
 
 reference: install ## write docs/reference.md from the catalogs
 	cargo run --quiet --package webhook-e2e --bin reference >docs/reference.md

@@ -27,7 +27,7 @@ fn servers_die_with_a_killed_test_process() {
             "--exact",
             "--nocapture",
             "--ignored",
-            "cluster_that_waits_to_be_killed",
+            "harness::cluster_that_waits_to_be_killed",
         ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

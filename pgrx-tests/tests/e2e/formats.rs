@@ -652,7 +652,7 @@ fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
 #[test]
 fn the_receivers_of_the_documentation_get_what_it_says() {
     let database = database();
-    let (_, receivers) = include_str!("../../docs/formats.md")
+    let (_, receivers) = include_str!("../../../docs/formats.md")
         .split_once("\n## Three receivers\n")
         .expect("the section is there");
     let (statements, bodies) = (blocks(receivers, "sql\n"), blocks(receivers, "json\n"));

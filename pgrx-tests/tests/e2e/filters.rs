@@ -1,6 +1,6 @@
 //! Which events an endpoint gets: exclusions and filters.
 
-#[path = "../../src/filter.rs"]
+#[path = "../../../src/filter.rs"]
 mod cost;
 
 use std::sync::Arc;
