@@ -126,7 +126,7 @@ fn lost_claims_are_found_page_by_page_and_each_page_reads_no_more() {
     );
     assert!(claims > 0);
     let read = "SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE indexrelname = 'delivery_queue_pkey'";
-    let mut reads = |client: &mut Client| -> i64 {
+    let reads = |client: &mut Client| -> i64 {
         client
             .batch_execute("SELECT pg_stat_force_next_flush()")
             .unwrap();
