@@ -47,7 +47,7 @@ fn a_stopped_endpoint_says_since_when_why_and_how_to_resume_it() {
         let since = story.time("-1 h");
         told_of_both(&mut story, event, &[facts, &[&since]].concat());
         told_of_both(&mut story, event, &["parked", "7 days", "hold_for"]);
-        assert_told(&story.told(event), &["Attempt 1 of 6 waits until then."]);
+        assert_told(&story.told(event), &["Attempt 1 of 10 waits until then."]);
         assert_told(&story.told("shop"), &["\"shop\" is ", state]);
         assert_told(
             &story.told("shop"),
@@ -79,7 +79,7 @@ fn an_endpoint_of_another_installation_is_held() {
         event,
         &["The endpoint belongs to another installation", adopt],
     );
-    assert_told(&story.told(event), &["Attempt 1 of 6 waits until then."]);
+    assert_told(&story.told(event), &["Attempt 1 of 10 waits until then."]);
 
     story.run("SELECT webhook_adopt()");
     let told = story.told(event);
@@ -137,7 +137,7 @@ fn an_open_breaker_says_since_when_until_when_and_what_happens_meanwhile() {
         } else {
             "is due now"
         };
-        assert_told(&story.told(event), &["Attempt 1 of 6", next]);
+        assert_told(&story.told(event), &["Attempt 1 of 10", next]);
         assert_told(&story.told("shop"), &["\"shop\" is OPEN"]);
     }
 }
@@ -155,7 +155,7 @@ fn what_is_not_skipped_waits_for_the_breaker() {
     assert_told(&story.told(again), &[&replay]);
     story.run(&replay);
     for event in [before, again] {
-        assert_told(&story.told(event), &["Attempt 1 of 6 waits until then."]);
+        assert_told(&story.told(event), &["Attempt 1 of 10 waits until then."]);
     }
 }
 
@@ -175,7 +175,7 @@ fn a_stopped_endpoint_whose_breaker_is_open_promises_no_probe() {
         let told = story.told(event);
         assert_not_told(&told, "probe");
         assert_not_told(&told, "circuit open");
-        assert_told(&told, &["Attempt 1 of 6 waits until then."]);
+        assert_told(&told, &["Attempt 1 of 10 waits until then."]);
     }
 }
 
@@ -224,7 +224,7 @@ fn a_half_open_breaker_names_its_probe_and_its_time() {
                 &story.told(waiting),
                 &["opens again", "webhook_reset_breaker"],
             );
-            assert_told(&story.told(waiting), &["Attempt 1 of 6 waits until then."]);
+            assert_told(&story.told(waiting), &["Attempt 1 of 10 waits until then."]);
             assert_told(
                 &story.told(probe),
                 &["this delivery is the probe", &until_time],
@@ -251,7 +251,7 @@ fn a_breaker_that_has_closed_says_how_its_endpoint_is_drained() {
     );
     story.breaker("ramp, retries_before", "4, now() - interval '10 s'");
     let forward = [
-        "Attempt 2 of 6 is due now",
+        "Attempt 2 of 10 is due now",
         &story.time("2 h"),
         "breaker has closed",
     ];
@@ -335,7 +335,7 @@ fn an_endpoint_says_what_waits_what_failed_and_what_to_call() {
     story.delivery("attempts = 1, wait_reason = 'retry', last_error = 'HTTP 503', next_attempt_at = now() + interval '9 min'");
     story.delivery("next_attempt_at = now() - interval '1 s'");
     let failed = story.delivery(
-        "status = 'FAILED', reason = 'status', attempts = 6, last_error = 'HTTP 410', completed_at = now() - interval '1 h'",
+        "status = 'FAILED', reason = 'status', attempts = 10, last_error = 'HTTP 410', completed_at = now() - interval '1 h'",
     );
     let told = story.told("shop");
     assert_told(
@@ -350,7 +350,7 @@ fn an_endpoint_says_what_waits_what_failed_and_what_to_call() {
     let last = [
         &*failed.to_string(),
         &story.time("-1 h"),
-        "6 of 6",
+        "10 of 10",
         "HTTP 410",
     ];
     assert_told(&told, &last);

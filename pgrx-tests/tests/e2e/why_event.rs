@@ -31,7 +31,7 @@ fn a_sent_event_says_when_and_how_and_the_newest_one_is_told_unasked() {
     ];
     assert_told(&told[..1], &facts);
     assert_told(&told, &["\"shop\"", "matches order.*, *"]);
-    let sent = ["SENT", "attempt 1 of 6", &time("completed_at"), "HTTP 200"];
+    let sent = ["SENT", "attempt 1 of 10", &time("completed_at"), "HTTP 200"];
     assert_told(&told, &sent);
     let replay = format!("SELECT webhook_replay('{event}', 'shop')");
     assert_told(&told, &[&replay]);
@@ -72,8 +72,8 @@ fn a_failing_delivery_says_what_was_tried_and_when_the_next_attempt_is() {
     ] {
         assert_told(&told, &[attempt, &story.time(ended), "35 ms", error]);
     }
-    assert_told(&told, &["PENDING", "2 of 6", "no response within 10s"]);
-    let due = ["Attempt 3 of 6", "4 minutes", &story.time("4 min")];
+    assert_told(&told, &["PENDING", "2 of 10", "no response within 10s"]);
+    let due = ["Attempt 3 of 10", "4 minutes", &story.time("4 min")];
     assert_told(&told, &due);
     let cancel = format!("status = 'CANCELLED' WHERE event_id = '{event}'");
     assert_told(&told, &["UPDATE webhook.delivery", &cancel]);
@@ -100,7 +100,7 @@ fn the_statements_that_it_names_do_what_it_says() {
         ));
         let told = story.told(event);
         if parked_until == "'infinity'" {
-            assert_told(&told, &["Attempt 1 of 6", "parked by hand"]);
+            assert_told(&told, &["Attempt 1 of 10", "parked by hand"]);
         }
         let statement = |ends: &str| -> String {
             let (start, end) = ("UPDATE webhook.delivery", ends);
@@ -115,7 +115,7 @@ fn the_statements_that_it_names_do_what_it_says() {
             "RESET ROLE; {make_due}; SET LOCAL ROLE webhook_owner"
         ));
         let now = story.time("0");
-        assert_told(&story.told(event), &["Attempt 1 of 6", "due now", &now]);
+        assert_told(&story.told(event), &["Attempt 1 of 10", "due now", &now]);
         story.run(&format!(
             "RESET ROLE; {cancel}; SET LOCAL ROLE webhook_owner"
         ));
@@ -129,7 +129,7 @@ fn deliveries_of_an_ordering_key_say_whose_turn_it_is() {
     let first = story.delivery("ordering_key = 'order-1'");
     let second = story.delivery(&format!("ordering_key = 'order-1', waits_for = '{first}'"));
     let why_first = format!("SELECT webhook_why('{first}')");
-    let waits = ["Attempt 1 of 6 waits for event", "\"order-1\"", &why_first];
+    let waits = ["Attempt 1 of 10 waits for event", "\"order-1\"", &why_first];
     assert_told(&story.told(second), &waits);
 
     story.policy("on_blocked = 'wait'");
@@ -205,7 +205,7 @@ fn a_request_in_flight_is_awaited_as_long_as_its_worker_lives() {
     );
     let facts = [
         "SENDING",
-        "attempt 2 of 6",
+        "attempt 2 of 10",
         &story.time("-5 s"),
         "worker is gone",
     ];
@@ -268,7 +268,7 @@ fn what_ended_without_an_answer_says_why() {
         let earlier = "1, 'final', 'HTTP 404', now()";
         story.attempt(event, 0, "attempt, verdict, error, finished_at", earlier);
         let (told, now) = (story.told(event), story.time("0"));
-        assert_told(&told, &[&[status, &now, "1 of 6"], words].concat());
+        assert_told(&told, &[&[status, &now, "1 of 10"], words].concat());
         assert_told(
             &told,
             &[&format!("SELECT webhook_replay('{event}', 'shop')")],
@@ -295,7 +295,7 @@ fn an_endpoint_that_is_gone_or_was_changed_since_is_still_told_of() {
     story.run("SELECT webhook_remove_endpoint('shop')");
     let (told, now) = (story.told(event), story.time("0"));
     assert_told(&told, &["\"shop\" was removed", &now]);
-    assert_told(&told, &["CANCELLED", &now, "0 of 6", "removed"]);
+    assert_told(&told, &["CANCELLED", &now, "0 of 10", "removed"]);
     assert_told(&told, &["no endpoints", "webhook_set_endpoint"]);
     assert_not_told(&told, "webhook_replay");
     // Committed by a transaction that was open while the endpoint was removed.
