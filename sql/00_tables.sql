@@ -214,8 +214,8 @@ CREATE TABLE webhook.attempt (
     attempt          int,
     verdict          text        NOT NULL,
     status_code      int,
-    error_kind       text,
-    error            text,
+    reason           text,                                -- the code of a failure: 03_reasons.sql
+    error            text,                                -- the same as a sentence
     response_excerpt text,
     duration_ms      int         NOT NULL,
     finished_at      timestamptz NOT NULL,
@@ -228,11 +228,11 @@ CREATE TABLE webhook.breaker (
     state                text        NOT NULL DEFAULT 'CLOSED' CHECK (state IN ('CLOSED', 'OPEN', 'HALF_OPEN')),
     consecutive_failures int         NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     last_failure_at      timestamptz,
-    last_error           text,
+    reason               text,                                            -- the code of that failure: 03_reasons.sql
+    last_error           text,                                            -- the same as a sentence
 
     -- while it is not closed
     opened_at            timestamptz,                                     -- since when
-    reason               text,
     trips                int         NOT NULL DEFAULT 0 CHECK (trips >= 0), -- how often it has opened since it was closed
     probe_at             timestamptz,                                     -- OPEN: the next probe; HALF_OPEN: the end of its lease
     probe_event_id       uuid,
@@ -257,7 +257,8 @@ CREATE TABLE webhook.alert (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     endpoint_id int         NOT NULL,
     kind        text        NOT NULL CHECK (kind IN ('degraded', 'opened', 'closed', 'disabled', 'failed')),
-    reason      text,
+    reason      text,                                                     -- the code: 03_reasons.sql
+    error       text,                                                     -- the same as a sentence
     is_own      boolean     NOT NULL DEFAULT false,                       -- an event of ours is the cause, so no other tells it
     deliveries  bigint      NOT NULL DEFAULT 1,
     event_ids   uuid[]      NOT NULL DEFAULT '{}',
@@ -288,6 +289,37 @@ CREATE TYPE webhook.replay AS (
 CREATE TYPE webhook.backfill AS (
     of_endpoints int[], of_type text, since timestamptz, before timestamptz, batch_size int,
     after_event_id uuid, before_event_id uuid, total bigint, met bigint, made bigint, done boolean);
+
+-- What the end of an attempt means for its delivery: 40_judgement.sql.
+CREATE TYPE webhook.judgement AS (
+    verdict         text,
+    status          text,                   -- of the delivery from now on
+    next_attempt_at timestamptz,
+    reason          text                    -- null where nothing went wrong
+);
+
+-- An attempt that has ended, with its judgement: 42_settle.sql. Where its claim is over the verdict is 'late', and there
+-- is no row of the queue behind it.
+CREATE TYPE webhook.outcome AS (
+    event_id        uuid,
+    endpoint_id     int,
+    claim_seq       bigint,
+    status_code     int,
+    error           text,
+    excerpt         text,
+    duration_ms     int,
+    ended_at        timestamptz,
+    ordinal         bigint,                 -- tells apart those that ended at the same time
+    verdict         text,
+    status          text,
+    next_attempt_at timestamptz,
+    reason          text,
+    row_id          tid,                    -- of the delivery, which is locked
+    event_type      text,
+    attempts        int,
+    created_at      timestamptz,
+    keep_sent       boolean
+);
 
 -- Each run of a worker has a number of its own. It signs its claims with it and holds an advisory lock on
 -- it, so that the next one can tell which claims have lost their owner.

@@ -66,17 +66,17 @@ BEGIN
     RETURN policy;
 END $$;
 
--- What an outcome means under a policy: success, retry, final, disable, or release (our own trouble: put
--- it back, the attempt does not count). A status that was read decides, whatever came after it.
-CREATE FUNCTION webhook.verdict(p webhook.policy, status_code int, error_kind text) RETURNS text
+-- What an outcome means under a policy: a status, or the code of an attempt without one. A status that was read decides,
+-- whatever came after it. 40_judgement.sql goes on from here.
+CREATE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE
         WHEN status_code <@ p.success_status THEN 'success'
         WHEN status_code <@ p.disable_status THEN 'disable'
         WHEN status_code <@ p.retry_status THEN 'retry'
         WHEN status_code IS NOT NULL THEN 'final'
-        WHEN error_kind IN ('local', 'released') THEN 'release'
-        WHEN error_kind = ANY (p.retry_errors) THEN 'retry'
+        WHEN failure IN ('local', 'released') THEN 'release'
+        WHEN failure = ANY (p.retry_errors) OR failure = 'circuit_open' THEN 'retry'
         ELSE 'final'
     END;
 

@@ -27,7 +27,7 @@ BEGIN
     SELECT g.event_id, g.endpoint_id, g.event_type, new_status, g.attempts + attempts_spent, g.max_attempts, g.next_attempt_at,
            g.wait_reason, g.expires_at, g.ordering_key, g.coalesce_key, g.claim_seq + attempts_spent,
            CASE WHEN attempts_spent > 0 THEN now() ELSE g.last_attempt_at END,
-           CASE WHEN attempts_spent = 0 THEN g.last_status_code END, new_reason, replace(new_reason, '_', ' '),
+           CASE WHEN attempts_spent = 0 THEN g.last_status_code END, new_reason, webhook.reason_in_words(new_reason),
            CASE WHEN attempts_spent = 0 THEN g.duration_ms END, g.created_at, now()
     FROM gone g;
     GET DIAGNOSTICS moved = ROW_COUNT;
@@ -49,11 +49,11 @@ BEGIN
                count(*) FILTER (WHERE d.attempts > 1) AS retried, sum(greatest(d.attempts - 1, 0))::bigint AS retries
         FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id)
         JOIN webhook.dead_letter d ON d.event_id = m.event_id AND d.endpoint_id = m.endpoint_id
-        WHERE d.event_type NOT LIKE 'webhook.%'
+        WHERE NOT webhook.is_own(d.event_type)
         GROUP BY d.endpoint_id
     LOOP
-        INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
-        VALUES (failed.endpoint_id, 'failed', replace(new_reason, '_', ' '), failed.deliveries, failed.event_ids);
+        INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)
+        VALUES (failed.endpoint_id, 'failed', new_reason, webhook.reason_in_words(new_reason), failed.deliveries, failed.event_ids);
         PERFORM webhook.add_tally(ARRAY[failed.endpoint_id], '{FAILED}', '{0}', ARRAY[failed.deliveries],
                                   ARRAY[failed.retried], ARRAY[failed.retries]);
     END LOOP;

@@ -24,7 +24,8 @@
 -- `retries_before` makes retries that wait for their time due at once; written once, where an UPDATE of each of them would
 -- take as long as they are many.
 --
--- settle() hands in the outcomes of a batch in the order in which they ended, and this is what each of them does.
+-- settle() hands in the outcomes of a batch with their judgements; what each of them does to the breaker is in
+-- webhook.follow(), which reads and writes nothing but its arguments.
 
 CREATE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
     LANGUAGE sql IMMUTABLE
@@ -32,17 +33,16 @@ CREATE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
                                                 extract(epoch FROM p.max_cooldown)::float8)),
                     webhook.shortest_wait());
 
-CREATE FUNCTION webhook.closed(b webhook.breaker, since timestamptz) RETURNS webhook.breaker
+CREATE FUNCTION webhook.closed(b webhook.breaker, since timestamptz, failures int DEFAULT 0) RETURNS webhook.breaker
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF b.state <> 'CLOSED' THEN
         b.ramp := 1;
     END IF;
     b.state := 'CLOSED';
-    b.consecutive_failures := 0;
+    b.consecutive_failures := failures;
     b.trips := 0;
     b.opened_at := NULL;
-    b.reason := NULL;
     b.probe_at := NULL;
     b.probe_event_id := NULL;
     b.probe_claim_seq := NULL;
@@ -55,7 +55,6 @@ CREATE FUNCTION webhook.opened(b webhook.breaker, p webhook.policy, since timest
 BEGIN
     b.state := 'OPEN';
     b.opened_at := coalesce(b.opened_at, since);
-    b.reason := format('%s failures in a row, the last: %s', b.consecutive_failures, b.last_error);
     b.trips := b.trips + 1;
     b.probe_at := since + webhook.cooldown(p, b.trips);
     b.probe_event_id := NULL;
@@ -65,120 +64,100 @@ BEGIN
     RETURN b;
 END $$;
 
--- Where an endpoint has got to, outcome by outcome, and what there is to tell about it; `is_own` where the outcome was that
--- of an event of ours.
-CREATE TYPE webhook.news AS (kind text, reason text, is_own boolean);
-CREATE TYPE webhook.course AS (breaker webhook.breaker, disabled_reason text, news webhook.news[]);
+-- An alert, until webhook.alert has it.
+CREATE FUNCTION webhook.alert_about(endpoint_id int, kind text, reason text, error text, is_own boolean) RETURNS webhook.alert
+    LANGUAGE sql STABLE
+    RETURN ROW(NULL, endpoint_id, kind, reason, error, is_own, 1, '{}', now())::webhook.alert;
 
-CREATE FUNCTION webhook.course_disabled(course webhook.course, reason text, is_own boolean) RETURNS webhook.course
-    LANGUAGE sql IMMUTABLE
-    RETURN CASE WHEN course.disabled_reason IS NULL
-                THEN ROW(course.breaker, reason, course.news || ROW('disabled', reason, is_own)::webhook.news)::webhook.course
-                ELSE course END;
-
-CREATE FUNCTION webhook.course_step(
-    course webhook.course, start webhook.course, p webhook.policy, event_id uuid, claim_seq bigint, is_own boolean,
-    verdict text, has_failed boolean, error_kind text, error text, finished_at timestamptz) RETURNS webhook.course
+-- The breaker of an endpoint after these outcomes, one by one in the order in which they ended; whether the endpoint is
+-- disabled then, and the alerts on the way.
+CREATE FUNCTION webhook.follow(
+    p webhook.policy, outcomes webhook.outcome[], INOUT b webhook.breaker, INOUT disabled_reason text,
+    OUT alerts webhook.alert[])
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    b webhook.breaker;
+    o webhook.outcome;
+    is_own boolean;
     is_probe boolean;
     is_test boolean;
-    failures int;
+    has_tripped boolean;
+    disabling text;
 BEGIN
-    IF course IS NULL THEN
-        course := start;
-    END IF;
-    b := course.breaker;
-    is_probe := b.state = 'HALF_OPEN' AND (b.probe_event_id, b.probe_claim_seq) = (event_id, claim_seq);
-    is_test := b.test_event_id IS NOT DISTINCT FROM event_id;
+    alerts := '{}';
+    FOREACH o IN ARRAY outcomes LOOP
+        is_own := webhook.is_own(o.event_type) AND o.event_type <> 'webhook.test';
+        is_probe := b.state = 'HALF_OPEN' AND b.probe_event_id = o.event_id AND b.probe_claim_seq = o.claim_seq;
+        is_test := b.test_event_id IS NOT DISTINCT FROM o.event_id;
+        has_tripped := false;
 
-    IF verdict = 'release' OR error_kind = 'event_deleted' THEN
-        -- Not sent after all, so another one may be; after trouble of our own in a second, so as not to spin.
-        IF is_probe THEN
-            b.state := 'OPEN';
-            b.probe_at := finished_at + CASE error_kind WHEN 'local' THEN interval '1 s' ELSE interval '0' END;
-            b.probe_event_id := NULL;
-            b.probe_claim_seq := NULL;
-        END IF;
-    ELSIF verdict = 'success' THEN
-        IF is_probe OR is_test THEN
-            IF b.state <> 'CLOSED' THEN
-                course.news := course.news || ROW('closed', NULL, is_own)::webhook.news;
-                b := webhook.closed(b, finished_at);
+        IF o.verdict = 'release' OR o.reason = 'event_deleted' THEN
+            -- Not sent after all, so another delivery may be the probe; after trouble of our own when this one is due again.
+            IF is_probe THEN
+                b.state := 'OPEN';
+                b.probe_at := coalesce(o.next_attempt_at, o.ended_at);
+                b.probe_event_id := NULL;
+                b.probe_claim_seq := NULL;
             END IF;
-            IF is_test AND course.disabled_reason = 'exhausted' THEN
-                course.disabled_reason := NULL;
-                b := webhook.closed(b, finished_at);
+
+        ELSIF o.verdict = 'success' THEN
+            IF (is_probe OR is_test) AND b.state <> 'CLOSED' THEN
+                b := webhook.closed(b, o.ended_at);
+                alerts := alerts || webhook.alert_about(b.endpoint_id, 'closed', NULL, NULL, is_own);
+            ELSIF NOT is_test AND b.state = 'CLOSED' THEN
+                b.ramp := nullif(b.ramp + 1, 128);
             END IF;
-        ELSIF b.state = 'CLOSED' AND b.ramp IS NOT NULL THEN
-            b.ramp := nullif(b.ramp + 1, 128);
-        END IF;
-        IF b.state = 'CLOSED' THEN
-            b.consecutive_failures := 0;
-        END IF;
-    ELSIF NOT is_test THEN
-        IF is_probe THEN
-            b.consecutive_failures := b.consecutive_failures + 1;
-            b.last_failure_at := finished_at;
-            b.last_error := error;
-            IF p.failure_threshold > 0 THEN
-                b := webhook.opened(b, p, finished_at);
-            ELSE
-                -- Switched off meanwhile.
-                course.news := course.news || ROW('closed', NULL, is_own)::webhook.news;
-                failures := b.consecutive_failures;
-                b := webhook.closed(b, finished_at);
-                b.consecutive_failures := failures;
+            IF is_test AND disabled_reason = 'exhausted' THEN
+                disabled_reason := NULL;
+                b := webhook.closed(b, o.ended_at);
             END IF;
-        ELSIF b.state = 'CLOSED' THEN
-            b.last_failure_at := finished_at;
-            b.last_error := error;
-            b.ramp := CASE WHEN b.ramp > 1 THEN b.ramp / 2 ELSE b.ramp END;
-            IF has_failed OR p.breaker_counts = 'attempts' THEN
+            IF b.state = 'CLOSED' THEN
+                b.consecutive_failures := 0;
+            END IF;
+
+        ELSIF NOT is_test THEN
+            IF is_probe OR b.state = 'CLOSED' THEN
+                b.last_failure_at := o.ended_at;
+                b.reason := o.reason;
+                b.last_error := o.error;
+            END IF;
+            IF is_probe THEN
                 b.consecutive_failures := b.consecutive_failures + 1;
-                IF b.consecutive_failures = p.warn_threshold THEN
-                    course.news := course.news || ROW('degraded', error, is_own)::webhook.news;
+                IF p.failure_threshold > 0 THEN
+                    b := webhook.opened(b, p, o.ended_at);
+                ELSE
+                    -- Switched off meanwhile: closed, with the failures that it had.
+                    b := webhook.closed(b, o.ended_at, b.consecutive_failures);
+                    alerts := alerts || webhook.alert_about(b.endpoint_id, 'closed', NULL, NULL, is_own);
                 END IF;
-                IF p.failure_threshold > 0 AND b.consecutive_failures >= p.failure_threshold THEN
-                    IF p.on_trip = 'disable' THEN
-                        course := webhook.course_disabled(course, 'tripped', is_own);
-                    ELSE
-                        b := webhook.opened(b, p, finished_at);
-                        course.news := course.news || ROW('opened', b.reason, is_own)::webhook.news;
+            ELSIF b.state = 'CLOSED' THEN
+                b.ramp := CASE WHEN b.ramp > 1 THEN b.ramp / 2 ELSE b.ramp END;
+                IF o.status = 'FAILED' OR p.breaker_counts = 'attempts' THEN
+                    b.consecutive_failures := b.consecutive_failures + 1;
+                    IF b.consecutive_failures = p.warn_threshold THEN
+                        alerts := alerts || webhook.alert_about(b.endpoint_id, 'degraded', o.reason, o.error, is_own);
+                    END IF;
+                    has_tripped := p.failure_threshold > 0 AND b.consecutive_failures >= p.failure_threshold;
+                    IF has_tripped AND p.on_trip = 'open' THEN
+                        b := webhook.opened(b, p, o.ended_at);
+                        alerts := alerts || webhook.alert_about(
+                            b.endpoint_id, 'opened', o.reason,
+                            format('%s failures in a row, the last: %s', b.consecutive_failures, o.error), is_own);
                     END IF;
                 END IF;
             END IF;
+            disabling := CASE WHEN has_tripped AND p.on_trip = 'disable' THEN 'tripped'
+                              WHEN o.verdict = 'disable' THEN 'gone'
+                              WHEN o.verdict = 'retry' AND o.status = 'FAILED' AND p.on_exhausted = 'disable' THEN 'exhausted' END;
+            IF disabling IS NOT NULL AND disabled_reason IS NULL THEN
+                disabled_reason := disabling;
+                alerts := alerts || webhook.alert_about(b.endpoint_id, 'disabled', disabling, o.error, is_own);
+            END IF;
         END IF;
-        IF verdict = 'disable' THEN
-            course := webhook.course_disabled(course, 'gone', is_own);
-        ELSIF verdict = 'retry' AND has_failed AND p.on_exhausted = 'disable' THEN
-            course := webhook.course_disabled(course, 'exhausted', is_own);
+
+        IF is_test AND o.verdict <> 'release' THEN
+            b.test_event_id := NULL;
         END IF;
-    END IF;
-
-    IF is_test AND verdict <> 'release' THEN
-        b.test_event_id := NULL;
-    END IF;
-    course.breaker := b;
-    RETURN course;
-END $$;
-
-CREATE AGGREGATE webhook.follow(
-    start webhook.course, p webhook.policy, event_id uuid, claim_seq bigint, is_own boolean, verdict text, has_failed boolean,
-    error_kind text, error text, finished_at timestamptz) (
-    sfunc = webhook.course_step, stype = webhook.course);
-
-CREATE FUNCTION webhook.course_start(endpoint_id int, b webhook.breaker, disabled_reason text) RETURNS webhook.course
-    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF b.endpoint_id IS NULL THEN
-        b.endpoint_id := course_start.endpoint_id;
-        b.state := 'CLOSED';
-        b.consecutive_failures := 0;
-        b.trips := 0;
-    END IF;
-    RETURN ROW(b, disabled_reason, '{}'::webhook.news[])::webhook.course;
+    END LOOP;
 END $$;
 
 -- Success changes nothing here.
@@ -186,93 +165,84 @@ CREATE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.ramp IS NULL AND b.test_event_id IS NULL;
 
--- Moves the breakers of these endpoints along the outcomes that the fence lets pass, disables endpoints, and leaves
--- alerts. Returns the places of the outcomes that it has followed, which are now locked, in the arrays; the others are
--- late, or somebody has locked the delivery, the breaker or the endpoint.
-CREATE FUNCTION webhook.follow_outcomes(
-    at_stake int[], event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], error_kinds text[],
-    errors text[], finished_at_epochs float8[]) RETURNS bigint[]
+-- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. Nobody is waited for: it returns
+-- the endpoints that somebody has locked, or whose breaker, and has done nothing about them.
+CREATE FUNCTION webhook.move_breakers(outcomes webhook.outcome[]) RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    followed bigint[];
+    at_stake int[];
+    guarded record;
+    followed record;
+    locked int[] := '{}';
+    moved webhook.breaker[] := '{}';
+    alerts webhook.alert[] := '{}';
 BEGIN
-    WITH rule AS MATERIALIZED (
-        SELECT e.id AS endpoint_id, webhook.policy_of(e.policy) AS policy FROM webhook.endpoint e WHERE e.id = ANY (at_stake)
-    ), outcome AS MATERIALIZED (
-        SELECT o.place, o.event_id, o.endpoint_id, o.claim_seq, o.error_kind, coalesce(o.error, 'HTTP ' || o.status_code) AS error,
-               to_timestamp(o.finished_at_epoch) AS finished_at, webhook.verdict(r.policy, o.status_code, o.error_kind) AS verdict
-        FROM unnest(event_ids, endpoint_ids, claim_seqs, status_codes, error_kinds, errors, finished_at_epochs) WITH ORDINALITY
-            AS o (event_id, endpoint_id, claim_seq, status_code, error_kind, error, finished_at_epoch, place)
-        JOIN rule r ON r.endpoint_id = o.endpoint_id
-    ), breaker AS MATERIALIZED (
-        SELECT b.endpoint_id, b AS row FROM webhook.breaker b
-        WHERE b.endpoint_id = ANY (at_stake)
-        FOR UPDATE SKIP LOCKED
-    ), may_switch AS MATERIALIZED (
-        SELECT DISTINCT o.endpoint_id FROM outcome o
-        JOIN rule r ON r.endpoint_id = o.endpoint_id
-        LEFT JOIN breaker b ON b.endpoint_id = o.endpoint_id
-        WHERE o.verdict = 'disable' OR (b.row).test_event_id IS NOT NULL
-           OR (o.verdict IN ('retry', 'final') AND 'disable' IN ((r.policy).on_trip, (r.policy).on_exhausted))
-    ), endpoint AS MATERIALIZED (
-        SELECT e.id, e.disabled_reason FROM may_switch m
-        JOIN webhook.endpoint e ON e.id = m.endpoint_id
-        FOR NO KEY UPDATE OF e SKIP LOCKED
-    ), start AS MATERIALIZED (
-        SELECT r.endpoint_id, r.policy, webhook.course_start(r.endpoint_id, b.row, e.disabled_reason) AS course
-        FROM rule r
-        LEFT JOIN breaker b ON b.endpoint_id = r.endpoint_id
-        LEFT JOIN endpoint e ON e.id = r.endpoint_id
-        WHERE (b.endpoint_id IS NOT NULL OR NOT EXISTS (SELECT FROM webhook.breaker x WHERE x.endpoint_id = r.endpoint_id))
-          AND (e.id IS NOT NULL OR NOT EXISTS (SELECT FROM may_switch m WHERE m.endpoint_id = r.endpoint_id))
-    ), judged AS MATERIALIZED (
-        SELECT o.*, q.event_type LIKE 'webhook.%' AND q.event_type <> 'webhook.test' AS is_own, q.event_type,
-               o.verdict IN ('final', 'disable') OR (o.verdict = 'retry' AND q.attempts >= q.max_attempts) AS has_failed
-        FROM outcome o
+    at_stake := ARRAY(
+        SELECT batch.endpoint_id
+        FROM (SELECT o.endpoint_id, bool_or(o.verdict NOT IN ('success', 'release')) AS has_failed
+              FROM unnest(outcomes) AS o WHERE o.verdict <> 'late' GROUP BY o.endpoint_id) batch
+        WHERE (batch.has_failed OR EXISTS (SELECT FROM webhook.breaker b
+                                           WHERE b.endpoint_id = batch.endpoint_id AND NOT webhook.is_at_rest(b)))
+          AND EXISTS (SELECT FROM webhook.endpoint e WHERE e.id = batch.endpoint_id));
+    IF cardinality(at_stake) = 0 THEN
+        RETURN locked;
+    END IF;
+
+    INSERT INTO webhook.breaker (endpoint_id)
+    SELECT i.id FROM unnest(at_stake) AS i (id)
+    WHERE NOT EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = i.id)
+    ON CONFLICT DO NOTHING;
+
+    -- The endpoint is locked too where an outcome may disable it, or a test may enable it.
+    FOR guarded IN
+        SELECT batch.endpoint_id, batch.outcomes, rule.policy, breaker.row AS breaker, endpoint.disabled_reason,
+               (breaker.row).endpoint_id IS NULL OR (rule.may_switch AND endpoint.id IS NULL) AS is_locked
+        FROM (SELECT o.endpoint_id, array_agg(o ORDER BY o.ended_at, o.ordinal) AS outcomes,
+                     bool_or(o.verdict = 'disable') AS says_gone, bool_or(o.status = 'FAILED' OR o.verdict = 'retry') AS has_failed
+              FROM unnest(outcomes) AS o
+              WHERE o.endpoint_id = ANY (at_stake) AND o.verdict <> 'late'
+              GROUP BY o.endpoint_id) batch
+        LEFT JOIN LATERAL (
+            SELECT b AS row FROM webhook.breaker b WHERE b.endpoint_id = batch.endpoint_id LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) breaker ON true
         CROSS JOIN LATERAL (
-            SELECT q.event_type, q.attempts, q.max_attempts FROM webhook.delivery_queue q
-            WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
-              AND q.claim_seq = o.claim_seq AND q.status = 'SENDING'
-            LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) q
-        WHERE EXISTS (SELECT FROM start s WHERE s.endpoint_id = o.endpoint_id)
-    ), course AS MATERIALIZED (
-        SELECT j.endpoint_id,
-               webhook.follow(s.course, s.policy, j.event_id, j.claim_seq, j.is_own, j.verdict, j.has_failed,
-                              j.error_kind, j.error, j.finished_at
-                              ORDER BY j.finished_at, j.place) AS course
-        FROM judged j JOIN start s ON s.endpoint_id = j.endpoint_id
-        GROUP BY j.endpoint_id
-    ), moved AS (
-        INSERT INTO webhook.breaker AS old SELECT ((c.course).breaker).* FROM course c
-        ON CONFLICT (endpoint_id) DO UPDATE
-        SET state = excluded.state, consecutive_failures = excluded.consecutive_failures,
-            last_failure_at = excluded.last_failure_at, last_error = excluded.last_error, opened_at = excluded.opened_at,
-            reason = excluded.reason, trips = excluded.trips, probe_at = excluded.probe_at,
-            probe_event_id = excluded.probe_event_id, probe_claim_seq = excluded.probe_claim_seq, ramp = excluded.ramp,
-            retries_before = excluded.retries_before,
-            -- A row that was not there has been made by a test since.
-            test_event_id = CASE WHEN EXISTS (SELECT FROM breaker b WHERE b.endpoint_id = old.endpoint_id)
-                                 THEN excluded.test_event_id ELSE old.test_event_id END
-        WHERE old IS DISTINCT FROM excluded
-    ), switched AS (
-        UPDATE webhook.endpoint e
-        SET disabled_at = CASE WHEN (c.course).disabled_reason IS NOT NULL THEN now() END,
-            disabled_reason = (c.course).disabled_reason
-        FROM course c JOIN endpoint m ON m.id = c.endpoint_id
-        WHERE e.id = c.endpoint_id AND e.disabled_reason IS DISTINCT FROM (c.course).disabled_reason
-    ), alerted AS (
-        INSERT INTO webhook.alert (endpoint_id, kind, reason, is_own, deliveries, event_ids)
-        SELECT c.endpoint_id, n.kind, n.reason, n.is_own, 1, '{}' FROM course c CROSS JOIN LATERAL unnest((c.course).news) AS n
-        UNION ALL
-        SELECT j.endpoint_id, 'failed', (array_agg(j.error ORDER BY j.finished_at DESC, j.place DESC))[1], false, count(*),
-               (array_agg(j.event_id ORDER BY j.place))[:10]
-        FROM judged j WHERE j.has_failed AND j.event_type NOT LIKE 'webhook.%'
-        GROUP BY j.endpoint_id
-    )
-    SELECT coalesce(array_agg(j.place), '{}') INTO followed FROM judged j;
-    RETURN followed;
+            SELECT p AS policy, batch.says_gone OR (breaker.row).test_event_id IS NOT NULL
+                             OR batch.has_failed AND 'disable' IN (p.on_trip, p.on_exhausted) AS may_switch
+            FROM webhook.endpoint e, webhook.policy_of(e.policy) AS p WHERE e.id = batch.endpoint_id LIMIT 1
+        ) rule
+        LEFT JOIN LATERAL (
+            SELECT e.id, e.disabled_reason FROM webhook.endpoint e
+            WHERE e.id = batch.endpoint_id AND rule.may_switch LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+        ) endpoint ON true
+    LOOP
+        IF guarded.is_locked THEN
+            locked := locked || guarded.endpoint_id;
+            CONTINUE;
+        END IF;
+        SELECT * INTO followed
+        FROM webhook.follow(guarded.policy, guarded.outcomes, guarded.breaker, guarded.disabled_reason);
+        moved := moved || followed.b;
+        alerts := alerts || followed.alerts;
+        IF followed.disabled_reason IS DISTINCT FROM guarded.disabled_reason THEN
+            UPDATE webhook.endpoint e
+            SET disabled_at = CASE WHEN followed.disabled_reason IS NOT NULL THEN now() END,
+                disabled_reason = followed.disabled_reason
+            WHERE e.id = guarded.endpoint_id;
+        END IF;
+    END LOOP;
+
+    UPDATE webhook.breaker b
+    SET state = m.state, consecutive_failures = m.consecutive_failures, last_failure_at = m.last_failure_at,
+        reason = m.reason, last_error = m.last_error, opened_at = m.opened_at, trips = m.trips, probe_at = m.probe_at,
+        probe_event_id = m.probe_event_id, probe_claim_seq = m.probe_claim_seq, ramp = m.ramp,
+        retries_before = m.retries_before, test_event_id = m.test_event_id
+    FROM unnest(moved) AS m
+    WHERE b.endpoint_id = m.endpoint_id AND b IS DISTINCT FROM m;
+
+    INSERT INTO webhook.alert (endpoint_id, kind, reason, error, is_own)
+    SELECT a.endpoint_id, a.kind, a.reason, a.error, a.is_own FROM unnest(alerts) AS a;
+    RETURN locked;
 END $$;
 
 CREATE FUNCTION webhook.probe_is_due(b webhook.breaker) RETURNS boolean
@@ -374,13 +344,13 @@ CREATE FUNCTION webhook.close_breaker(endpoint_id int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO webhook.alert (endpoint_id, kind, reason)
-    SELECT b.endpoint_id, 'closed', 'closed by hand' FROM webhook.breaker b
+    SELECT b.endpoint_id, 'closed', 'by_hand' FROM webhook.breaker b
     WHERE b.endpoint_id = close_breaker.endpoint_id AND b.state <> 'CLOSED' FOR UPDATE;
 
     UPDATE webhook.breaker b
-    SET (state, consecutive_failures, trips, opened_at, reason, probe_at, probe_event_id, probe_claim_seq, ramp, retries_before) =
-        (SELECT c.state, c.consecutive_failures, c.trips, c.opened_at, c.reason, c.probe_at, c.probe_event_id,
-                c.probe_claim_seq, c.ramp, c.retries_before
+    SET (state, consecutive_failures, trips, opened_at, probe_at, probe_event_id, probe_claim_seq, ramp, retries_before) =
+        (SELECT c.state, c.consecutive_failures, c.trips, c.opened_at, c.probe_at, c.probe_event_id, c.probe_claim_seq,
+                c.ramp, c.retries_before
          FROM webhook.closed(b, now()) c)
     WHERE b.endpoint_id = close_breaker.endpoint_id;
     PERFORM webhook.wake();

@@ -1,189 +1,184 @@
 -- Settling: what becomes of a delivery when its attempt has ended.
 --
--- The worker hands in a batch of outcomes. Each is applied only while the delivery is still SENDING under
--- the claim that it belongs to: a person may have cancelled or requeued it meanwhile, another worker may
--- have claimed it again, and a late result must not overwrite what they did; it is only logged. A row that
--- somebody has locked is not waited for; nor are the endpoint and its breaker, where the outcome may change them.
+-- The worker hands in a batch of outcomes. Each is applied only while the delivery is still SENDING under the claim that it
+-- belongs to: a person may have cancelled or requeued it meanwhile, another worker may have claimed it again, and a late
+-- result must not overwrite what they did; it is only logged. Nobody is waited for: where somebody has locked the delivery,
+-- or the breaker or endpoint that the outcome may change, the outcome is handed back, and the worker brings it again.
 --
--- The breaker follows the outcomes one by one in the order in which they ended (41_breaker.sql), so it makes no difference
--- how they were gathered in batches. It follows them first, and only those that it has followed are settled. A batch of
--- successes of endpoints that are well leaves it alone.
+-- A batch gives what its outcomes would give one by one in the order in which they ended, however they were gathered.
 --
--- Rows are found by their keys one by one (LATERAL, LIMIT) and then by their places, so that a plan made while the queue was
--- empty never reads all of it. A place is that of the row as it was locked; where somebody changed the row after the
--- statement had begun, the statement does not see it there, and the batch is run again.
+-- Rows are found by their keys one by one (LATERAL, LIMIT) and then by their ctids, so that a plan made while the queue was
+-- empty never reads all of it. They are locked by the first statement, so they stay where they are for the others.
 
-CREATE FUNCTION webhook.require_all(changed bigint, wanted bigint) RETURNS boolean
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF changed <> wanted THEN
-        RAISE EXCEPTION 'a delivery was changed while its outcome was settled' USING ERRCODE = 'serialization_failure';
-    END IF;
-    RETURN true;
-END $$;
+-- Events of the extension itself: alerts and tests.
+CREATE FUNCTION webhook.is_own(event_type text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN event_type LIKE 'webhook.%';
 
--- What comes back is of two kinds. Rows with an event_id name what is locked: the worker hands it in again.
--- Rows without one count what was finished, for the worker to add up and hand to webhook.add_tally().
+-- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
+-- outcomes are handed back, and what was finished, for webhook.add_tally().
 CREATE FUNCTION webhook.settle(
-    event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], error_kinds text[], errors text[],
-    excerpts text[], retry_after_seconds float8[], durations_ms int[], finished_at_epochs float8[])
-    RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint,
-                   status text, latency_class int, deliveries bigint, retried bigint, retries bigint)
+    event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
+    excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
+    OUT locked_event_ids uuid[], OUT locked_endpoint_ids int[], OUT locked_claim_seqs bigint[],
+    OUT finished_endpoint_ids int[], OUT finished_statuses text[], OUT finished_latency_classes int[],
+    OUT finished_deliveries bigint[], OUT finished_retried bigint[], OUT finished_retries bigint[])
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    log_success boolean := webhook.setting('keep_attempts') = 'all';
-    at_stake int[];
-    followed bigint[];
-    forgetful int[];
+    logs_success boolean := webhook.setting('keep_attempts') = 'all';
+    outcomes webhook.outcome[];
+    all_succeeded boolean;
+    all_are_kept boolean;
+    handed_back int[];
 BEGIN
-    -- Which breakers may move, and which endpoints keep nothing of what was sent: none of either, most of the time.
+    -- Lock the deliveries, and judge each outcome once.
     WITH rule AS MATERIALIZED (
-        SELECT e.id AS endpoint_id, webhook.policy_of(e.policy) AS policy
-        FROM (SELECT DISTINCT i.endpoint_id FROM unnest(endpoint_ids) AS i (endpoint_id)) batch
-        JOIN webhook.endpoint e ON e.id = batch.endpoint_id
-    ), failing AS MATERIALIZED (
-        SELECT DISTINCT o.endpoint_id FROM unnest(endpoint_ids, status_codes, error_kinds) AS o (endpoint_id, status_code, error_kind)
-        JOIN rule r ON r.endpoint_id = o.endpoint_id
-        WHERE webhook.verdict(r.policy, o.status_code, o.error_kind) NOT IN ('success', 'release')
-    )
-    SELECT array_agg(r.endpoint_id) FILTER (WHERE NOT webhook.is_at_rest(b) OR EXISTS (SELECT FROM failing f WHERE f.endpoint_id = r.endpoint_id)),
-           array_agg(r.endpoint_id) FILTER (WHERE NOT (r.policy).keep_sent)
-    INTO at_stake, forgetful
-    FROM rule r LEFT JOIN webhook.breaker b ON b.endpoint_id = r.endpoint_id;
-
-    IF at_stake IS NOT NULL THEN
-        followed := webhook.follow_outcomes(at_stake, event_ids, endpoint_ids, claim_seqs, status_codes, error_kinds, errors,
-                                            finished_at_epochs);
-    END IF;
-
-    RETURN QUERY
-    WITH outcome AS MATERIALIZED (
-        SELECT o.*, to_timestamp(o.finished_at_epoch) AS finished_at,
-               CASE WHEN o.status_code IN (429, 503) THEN make_interval(secs => o.retry_after_s) END AS retry_after
-        FROM unnest(event_ids, endpoint_ids, claim_seqs, status_codes, error_kinds, errors, excerpts, retry_after_seconds,
-                    durations_ms, finished_at_epochs) WITH ORDINALITY
-            AS o (event_id, endpoint_id, claim_seq, status_code, error_kind, error, excerpt, retry_after_s, duration_ms,
-                  finished_at_epoch, place)
-    ), rule AS MATERIALIZED (
         SELECT batch.endpoint_id, webhook.policy_of(e.policy) AS policy
         FROM (SELECT DISTINCT i.endpoint_id FROM unnest(endpoint_ids) AS i (endpoint_id)) batch
         LEFT JOIN webhook.endpoint e ON e.id = batch.endpoint_id
-    ), fenced AS MATERIALIZED (
-        SELECT q.*, o.status_code, o.error_kind, o.excerpt, o.retry_after, o.duration_ms, o.finished_at,
-               coalesce(o.error, 'HTTP ' || o.status_code) AS error,
-               CASE WHEN o.status_code IS NULL THEN o.error_kind ELSE 'status' END AS reason
-        FROM outcome o
-        CROSS JOIN LATERAL (
-            SELECT q.ctid AS row_place, q.event_id, q.endpoint_id, q.event_type, q.attempts, q.max_attempts, q.next_attempt_at,
-                   q.wait_reason, q.expires_at, q.ordering_key, q.coalesce_key, q.claim_seq, q.created_at
-            FROM webhook.delivery_queue q
+    )
+    SELECT array_agg(ROW(j.event_id, j.endpoint_id, j.claim_seq, j.status_code, j.error, j.excerpt, j.duration_ms, j.ended_at,
+                         j.ordinal, (j.judgement).verdict, (j.judgement).status, (j.judgement).next_attempt_at,
+                         (j.judgement).reason, j.row_id, j.event_type, j.attempts, j.created_at, j.keep_sent)::webhook.outcome)
+               FILTER (WHERE (j.judgement).verdict IS NOT NULL),
+           coalesce(bool_and((j.judgement).verdict = 'success' AND j.event_type <> 'webhook.test'), true),
+           bool_and(j.keep_sent),
+           array_agg(j.event_id) FILTER (WHERE (j.judgement).verdict IS NULL),
+           array_agg(j.endpoint_id) FILTER (WHERE (j.judgement).verdict IS NULL),
+           array_agg(j.claim_seq) FILTER (WHERE (j.judgement).verdict IS NULL)
+    INTO outcomes, all_succeeded, all_are_kept, locked_event_ids, locked_endpoint_ids, locked_claim_seqs
+    FROM (
+        SELECT o.event_id, o.endpoint_id, o.claim_seq, o.status_code, coalesce(o.error, 'HTTP ' || o.status_code) AS error,
+               o.excerpt, o.duration_ms, e.ended_at, o.ordinal, q.row_id, q.event_type, q.attempts, q.created_at,
+               (r.policy).keep_sent OR q.event_type IS NOT DISTINCT FROM 'webhook.test' AS keep_sent,
+               CASE WHEN q.row_id IS NOT NULL
+                    THEN webhook.judge(r.policy, q.attempts, q.max_attempts, o.status_code, o.failure, o.retry_after_s,
+                                       e.ended_at, random())
+                    WHEN NOT EXISTS (SELECT FROM webhook.delivery_queue q
+                                     WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
+                                       AND q.claim_seq = o.claim_seq AND q.status = 'SENDING')
+                    THEN webhook.judge_late(r.policy, o.status_code, o.failure)
+               END AS judgement
+        FROM unnest(event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts, retry_after_seconds,
+                    durations_ms, ages_ms) WITH ORDINALITY
+            AS o (event_id, endpoint_id, claim_seq, status_code, failure, error, excerpt, retry_after_s, duration_ms,
+                  age_ms, ordinal)
+        JOIN rule r ON r.endpoint_id = o.endpoint_id
+        CROSS JOIN LATERAL (SELECT now() - make_interval(secs => greatest(o.age_ms, 0) / 1000) AS ended_at) e
+        LEFT JOIN LATERAL (
+            SELECT q.ctid AS row_id, q.event_type, q.attempts, q.max_attempts, q.created_at FROM webhook.delivery_queue q
             WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
               AND q.claim_seq = o.claim_seq AND q.status = 'SENDING'
             LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) q
-        WHERE at_stake IS NULL OR o.endpoint_id <> ALL (at_stake) OR o.place = ANY (followed)
-    ), judged AS MATERIALIZED (
-        SELECT f.*, r.policy, v.verdict,
-               CASE v.verdict
-                   WHEN 'success' THEN 'SENT'
-                   WHEN 'release' THEN 'PENDING'
-                   WHEN 'retry' THEN CASE WHEN f.attempts < f.max_attempts THEN 'PENDING' ELSE 'FAILED' END
-                   ELSE 'FAILED'
-               END AS new_status,
-               (r.policy).keep_sent OR f.event_type = 'webhook.test' AS is_kept
-        FROM fenced f
-        JOIN rule r ON r.endpoint_id = f.endpoint_id
-        CROSS JOIN LATERAL (SELECT webhook.verdict(r.policy, f.status_code, f.error_kind)) AS v (verdict)
-    ), finished AS (
-        DELETE FROM webhook.delivery_queue q
-        WHERE q.ctid = ANY (ARRAY(SELECT j.row_place FROM judged j WHERE j.new_status <> 'PENDING'))
-        RETURNING 1
-    ), sent AS (
-        INSERT INTO webhook.delivery_history
-            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
-             ordering_key, coalesce_key, claim_seq, last_attempt_at, last_status_code, duration_ms, created_at, completed_at)
-        SELECT event_id, endpoint_id, event_type, new_status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
-               ordering_key, coalesce_key, claim_seq, finished_at, status_code, duration_ms, created_at, finished_at
-        FROM judged j WHERE j.new_status = 'SENT' AND j.is_kept
-    ), failed AS (
-        INSERT INTO webhook.dead_letter
+        ) q ON true
+        OFFSET 0
+    ) j;
+
+    -- Move the breakers. Most batches are successes of endpoints that are well, and change nothing there.
+    IF NOT all_succeeded
+       OR EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = ANY (endpoint_ids) AND NOT webhook.is_at_rest(b)) THEN
+        handed_back := webhook.move_breakers(outcomes);
+        IF cardinality(handed_back) > 0 THEN
+            SELECT array_agg(o) FILTER (WHERE NOT h.is_handed_back),
+                   locked_event_ids || array_agg(o.event_id) FILTER (WHERE h.is_handed_back),
+                   locked_endpoint_ids || array_agg(o.endpoint_id) FILTER (WHERE h.is_handed_back),
+                   locked_claim_seqs || array_agg(o.claim_seq) FILTER (WHERE h.is_handed_back)
+            INTO outcomes, locked_event_ids, locked_endpoint_ids, locked_claim_seqs
+            FROM unnest(outcomes) AS o,
+                 LATERAL (SELECT o.endpoint_id = ANY (handed_back) AND o.verdict <> 'late' AS is_handed_back) h;
+        END IF;
+    END IF;
+
+    -- What is finished leaves the queue, and is counted. In one statement, since the turn of an ordering key passes on at the
+    -- end of it, and stays with a dead letter under on_blocked = wait.
+    WITH finished AS (
+        DELETE FROM webhook.delivery_queue q USING unnest(outcomes) AS o
+        WHERE q.ctid = o.row_id AND o.status <> 'PENDING'
+        RETURNING q.event_id, q.endpoint_id, q.event_type, o.status, q.attempts, q.max_attempts, q.next_attempt_at,
+                  q.wait_reason, q.expires_at, q.ordering_key, q.coalesce_key, q.claim_seq, o.ended_at, o.status_code,
+                  o.reason, o.error, o.duration_ms, q.created_at, o.keep_sent
+    ), kept AS (
+        INSERT INTO webhook.delivery
             (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
              ordering_key, coalesce_key, claim_seq, last_attempt_at, last_status_code, reason, last_error, duration_ms,
              created_at, completed_at)
-        SELECT event_id, endpoint_id, event_type, new_status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
-               ordering_key, coalesce_key, claim_seq, finished_at, status_code, reason, error, duration_ms,
-               created_at, finished_at
-        FROM judged j WHERE j.new_status = 'FAILED'
-    ), queued AS (
-        -- Put back by us, the attempt does not count; after trouble of our own a second passes, so as not to spin.
-        UPDATE webhook.delivery_queue q
-        SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL,
-            (attempts, next_attempt_at, wait_reason, last_attempt_at, last_status_code, reason, last_error, duration_ms) = (
-                SELECT CASE j.verdict WHEN 'release' THEN q.attempts - 1 ELSE q.attempts END,
-                       CASE
-                           WHEN j.error_kind = 'released' THEN q.next_attempt_at
-                           WHEN j.verdict = 'release' THEN j.finished_at + interval '1 s'
-                           ELSE j.finished_at + webhook.backoff_delay(j.policy, j.attempts, j.retry_after, random())
-                       END,
-                       CASE j.error_kind WHEN 'released' THEN q.wait_reason ELSE 'retry' END,
-                       CASE j.error_kind WHEN 'released' THEN q.last_attempt_at ELSE j.finished_at END,
-                       CASE j.error_kind WHEN 'released' THEN q.last_status_code ELSE j.status_code END,
-                       CASE j.error_kind WHEN 'released' THEN q.reason ELSE j.reason END,
-                       CASE j.error_kind WHEN 'released' THEN q.last_error ELSE j.error END,
-                       CASE j.error_kind WHEN 'released' THEN q.duration_ms ELSE j.duration_ms END
-                FROM judged j WHERE j.row_place = q.ctid)
-        WHERE q.ctid = ANY (ARRAY(SELECT j.row_place FROM judged j WHERE j.new_status = 'PENDING'))
-        RETURNING 1
-    ), unsettled AS MATERIALIZED (
-        SELECT o.*, EXISTS (SELECT FROM webhook.delivery_queue q
-                            WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
-                              AND q.claim_seq = o.claim_seq AND q.status = 'SENDING') AS locked
-        FROM outcome o
-        WHERE (SELECT count(*) FROM fenced) < cardinality(event_ids)
-          AND NOT EXISTS (SELECT FROM fenced f
-                          WHERE f.event_id = o.event_id AND f.endpoint_id = o.endpoint_id AND f.claim_seq = o.claim_seq)
-    ), logged AS (
-        INSERT INTO webhook.attempt
-            (event_id, endpoint_id, claim_seq, attempt, verdict, status_code, error_kind, error, response_excerpt,
-             duration_ms, finished_at)
-        SELECT event_id, endpoint_id, claim_seq, attempts, verdict, status_code, error_kind,
-               CASE WHEN verdict <> 'success' THEN error END, nullif(excerpt, ''), duration_ms, finished_at
-        FROM judged j
-        WHERE j.verdict <> 'release'
-          AND (j.verdict <> 'success' OR (j.is_kept AND (log_success OR j.event_type = 'webhook.test')))
-        UNION ALL
-        SELECT event_id, endpoint_id, claim_seq, NULL, 'late', status_code, error_kind,
-               coalesce(error, 'HTTP ' || status_code), CASE WHEN shown.whole THEN nullif(excerpt, '') END, duration_ms, finished_at
-        FROM unsettled u
-        -- Whoever redacts the event waits for this lock, and finds the excerpt; what has been redacted gets none.
-        LEFT JOIN LATERAL (
-            SELECT true AS whole FROM webhook.event v
-            WHERE v.id = u.event_id AND v.redacted_at IS NULL LIMIT 1 FOR SHARE SKIP LOCKED
-        ) shown ON true
-        WHERE NOT u.locked AND u.error_kind IS DISTINCT FROM 'released'
-          AND EXISTS (SELECT FROM webhook.event v WHERE v.id = u.event_id)
-        ON CONFLICT DO NOTHING
+        SELECT f.event_id, f.endpoint_id, f.event_type, f.status, f.attempts, f.max_attempts, f.next_attempt_at, f.wait_reason,
+               f.expires_at, f.ordering_key, f.coalesce_key, f.claim_seq, f.ended_at, f.status_code, f.reason,
+               CASE f.status WHEN 'FAILED' THEN f.error END, f.duration_ms, f.created_at, f.ended_at
+        FROM finished f WHERE f.keep_sent OR f.status = 'FAILED'
     )
-    SELECT u.event_id, u.endpoint_id, u.claim_seq, NULL::text, NULL::int, NULL::bigint, NULL::bigint, NULL::bigint
-    FROM unsettled u WHERE u.locked
-    UNION ALL
-    SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::text, NULL::int, NULL::bigint, NULL::bigint, NULL::bigint
-    WHERE NOT webhook.require_all((SELECT count(*) FROM finished) + (SELECT count(*) FROM queued), (SELECT count(*) FROM judged))
-    UNION ALL
-    SELECT NULL::uuid, j.endpoint_id, NULL::bigint, j.new_status, c.latency_class, count(*),
-           count(*) FILTER (WHERE j.attempts > 1), sum(j.attempts - 1)::bigint
-    FROM judged j
-    CROSS JOIN LATERAL (SELECT webhook.latency_class(j.finished_at - j.created_at)) AS c (latency_class)
-    WHERE j.new_status <> 'PENDING' AND j.event_type NOT LIKE 'webhook.%'
-    GROUP BY j.endpoint_id, j.new_status, c.latency_class;
+    SELECT array_agg(f.endpoint_id), array_agg(f.status), array_agg(f.latency_class), array_agg(f.deliveries),
+           array_agg(f.retried), array_agg(f.retries)
+    INTO finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
+         finished_retries
+    FROM (SELECT f.endpoint_id, f.status, webhook.latency_class(f.ended_at - f.created_at) AS latency_class,
+                 count(*) AS deliveries, count(*) FILTER (WHERE f.attempts > 1) AS retried,
+                 sum(f.attempts - 1)::bigint AS retries
+          FROM finished f WHERE NOT webhook.is_own(f.event_type)
+          GROUP BY 1, 2, 3) f;
 
-    IF forgetful IS NOT NULL THEN
+    -- Most batches are done.
+    IF all_succeeded AND all_are_kept AND NOT logs_success THEN
+        RETURN;
+    END IF;
+
+    -- What failed and has an attempt left waits for it; one that failed by trouble of our own does not count.
+    UPDATE webhook.delivery_queue q
+    SET status = 'PENDING', wait_reason = 'retry', claimed_at = NULL, claimed_by = NULL,
+        attempts = CASE o.verdict WHEN 'release' THEN q.attempts - 1 ELSE q.attempts END,
+        next_attempt_at = o.next_attempt_at, last_attempt_at = o.ended_at, last_status_code = o.status_code,
+        reason = o.reason, last_error = o.error, duration_ms = o.duration_ms
+    FROM unnest(outcomes) AS o
+    WHERE q.ctid = o.row_id AND o.status = 'PENDING' AND o.reason IS NOT NULL;
+
+    -- A claim that was given back is as if it had never been made.
+    UPDATE webhook.delivery_queue q
+    SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL, attempts = q.attempts - 1
+    FROM unnest(outcomes) AS o
+    WHERE q.ctid = o.row_id AND o.status = 'PENDING' AND o.reason IS NULL;
+
+    -- The log has every failure, and success where it is asked for.
+    INSERT INTO webhook.attempt
+        (event_id, endpoint_id, claim_seq, attempt, verdict, status_code, reason, error, response_excerpt, duration_ms,
+         finished_at)
+    SELECT o.event_id, o.endpoint_id, o.claim_seq, o.attempts, o.verdict, o.status_code, o.reason,
+           CASE WHEN o.verdict <> 'success' THEN o.error END, nullif(o.excerpt, ''), o.duration_ms, o.ended_at
+    FROM unnest(outcomes) AS o
+    WHERE o.verdict IN ('retry', 'final', 'disable')
+       OR (o.verdict = 'success' AND o.keep_sent AND (logs_success OR o.event_type = 'webhook.test'))
+    ON CONFLICT DO NOTHING;
+
+    -- And what came too late. Whoever redacts its event waits for this lock, and finds the excerpt; a redacted event gets
+    -- none.
+    INSERT INTO webhook.attempt
+        (event_id, endpoint_id, claim_seq, verdict, status_code, reason, error, response_excerpt, duration_ms, finished_at)
+    SELECT o.event_id, o.endpoint_id, o.claim_seq, o.verdict, o.status_code, o.reason, o.error,
+           CASE WHEN shown.whole THEN nullif(o.excerpt, '') END, o.duration_ms, o.ended_at
+    FROM unnest(outcomes) AS o
+    LEFT JOIN LATERAL (
+        SELECT true AS whole FROM webhook.event v
+        WHERE v.id = o.event_id AND v.redacted_at IS NULL LIMIT 1 FOR SHARE SKIP LOCKED
+    ) shown ON true
+    WHERE o.verdict = 'late' AND num_nonnulls(o.status_code, o.reason) > 0
+      AND EXISTS (SELECT FROM webhook.event v WHERE v.id = o.event_id OFFSET 0)
+    ON CONFLICT DO NOTHING;
+
+    INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)
+    SELECT o.endpoint_id, 'failed', (array_agg(o.reason ORDER BY o.ended_at DESC, o.ordinal DESC))[1],
+           (array_agg(o.error ORDER BY o.ended_at DESC, o.ordinal DESC))[1], count(*),
+           (array_agg(o.event_id ORDER BY o.ordinal))[:10]
+    FROM unnest(outcomes) AS o
+    WHERE o.status = 'FAILED' AND NOT webhook.is_own(o.event_type)
+    GROUP BY o.endpoint_id;
+
+    -- Under keep_sent = false nothing stays of a delivery that was sent, nor of its event if that was the last one.
+    IF NOT all_are_kept THEN
         PERFORM webhook.forget(array_agg(o.event_id), array_agg(o.endpoint_id), 'infinity')
-        FROM unnest(event_ids, endpoint_ids) AS o (event_id, endpoint_id)
-        WHERE o.endpoint_id = ANY (forgetful)
+        FROM unnest(outcomes) AS o
+        WHERE NOT o.keep_sent
           AND NOT EXISTS (SELECT FROM webhook.delivery d WHERE d.event_id = o.event_id AND d.endpoint_id = o.endpoint_id OFFSET 0)
         HAVING count(*) > 0;
     END IF;

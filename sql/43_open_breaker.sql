@@ -81,25 +81,26 @@ BEGIN
             WHEN 'fail' THEN
                 PERFORM webhook.fail_queued(ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(ids)]), 'circuit_open');
             WHEN 'attempt' THEN
-                WITH failed_fast AS (
-                    UPDATE webhook.delivery_queue q
-                    SET attempts = q.attempts + 1, claim_seq = q.claim_seq + 1, wait_reason = 'retry', last_attempt_at = now(),
-                        last_status_code = NULL, reason = 'circuit_open', last_error = 'circuit open', duration_ms = NULL,
-                        next_attempt_at = now() + webhook.backoff_delay(guarded.policy, q.attempts + 1, NULL, random())
-                    FROM unnest(ids) AS i (event_id)
-                    WHERE q.event_id = i.event_id AND q.endpoint_id = guarded.endpoint_id AND q.attempts + 1 < q.max_attempts
-                    RETURNING q.event_id, q.claim_seq, q.attempts
-                ), spent AS (
-                    SELECT q.event_id, q.claim_seq + 1 AS claim_seq, q.attempts + 1 AS attempts
+                WITH judged AS MATERIALIZED (
+                    SELECT q.ctid AS row_id, q.event_id, q.claim_seq + 1 AS claim_seq, q.attempts + 1 AS attempts,
+                           webhook.judge(guarded.policy, q.attempts + 1, q.max_attempts, NULL, 'circuit_open', NULL,
+                                         now(), random()) AS judgement
                     FROM unnest(ids) AS i (event_id)
                     JOIN webhook.delivery_queue q ON q.event_id = i.event_id AND q.endpoint_id = guarded.endpoint_id
-                    WHERE q.attempts + 1 >= q.max_attempts
+                ), waiting AS (
+                    UPDATE webhook.delivery_queue q
+                    SET attempts = j.attempts, claim_seq = j.claim_seq, wait_reason = 'retry', last_attempt_at = now(),
+                        last_status_code = NULL, reason = (j.judgement).reason,
+                        last_error = webhook.reason_in_words((j.judgement).reason), duration_ms = NULL,
+                        next_attempt_at = (j.judgement).next_attempt_at
+                    FROM judged j WHERE q.ctid = j.row_id AND (j.judgement).status = 'PENDING'
                 ), logged AS (
-                    INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, attempt, verdict, error_kind, error, duration_ms, finished_at)
-                    SELECT f.event_id, guarded.endpoint_id, f.claim_seq, f.attempts, 'retry', 'circuit_open', 'circuit open', 0, now()
-                    FROM (SELECT * FROM failed_fast UNION ALL SELECT * FROM spent) f
+                    INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, attempt, verdict, reason, error, duration_ms, finished_at)
+                    SELECT j.event_id, guarded.endpoint_id, j.claim_seq, j.attempts, (j.judgement).verdict, (j.judgement).reason,
+                           webhook.reason_in_words((j.judgement).reason), 0, now()
+                    FROM judged j
                 )
-                SELECT array_agg(s.event_id) INTO spent_ids FROM spent s;
+                SELECT array_agg(j.event_id) INTO spent_ids FROM judged j WHERE (j.judgement).status = 'FAILED';
                 IF spent_ids IS NOT NULL THEN
                     PERFORM webhook.fail_queued(spent_ids, array_fill(guarded.endpoint_id, ARRAY[cardinality(spent_ids)]),
                                                 'circuit_open', attempts_spent => 1);

@@ -37,7 +37,8 @@ BEGIN
             WHERE a.id IN (SELECT w.id FROM webhook.alert w ORDER BY w.id LIMIT page_size FOR UPDATE SKIP LOCKED)
             RETURNING a.*
         ), counted AS (
-            SELECT min(t.id) AS first_id, t.endpoint_id, t.kind, left((array_agg(t.reason ORDER BY t.id DESC))[1], 500) AS reason,
+            SELECT min(t.id) AS first_id, t.endpoint_id, t.kind, (array_agg(t.reason ORDER BY t.id DESC))[1] AS reason,
+                   left((array_agg(t.error ORDER BY t.id DESC))[1], 500) AS error,
                    bool_or(t.is_own) AS is_own, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
                    (string_to_array(string_agg(array_to_string(t.event_ids, ','), ',' ORDER BY t.id), ','))[:10] AS event_ids
             FROM taken t
@@ -55,7 +56,7 @@ BEGIN
     LOOP
         event_type := CASE alert.kind WHEN 'failed' THEN 'webhook.delivery.failed' ELSE 'webhook.endpoint.' || alert.kind END;
         payload := jsonb_strip_nulls(jsonb_build_object(
-            'endpoint', alert.address, 'tenant', alert.tenant, 'reason', alert.reason,
+            'endpoint', alert.address, 'tenant', alert.tenant, 'reason', alert.reason, 'error', alert.error,
             'deliveries', CASE WHEN alert.kind = 'failed' THEN alert.deliveries END,
             'event_ids', CASE WHEN alert.kind = 'failed' THEN to_jsonb(alert.event_ids) END,
             'at', alert.raised_at)) || jsonb_build_object('metadata', alert.metadata);
@@ -70,12 +71,12 @@ BEGIN
             'id', alert.id, 'type', event_type, 'endpoint_id', alert.endpoint_id, 'deliveries', payload -> 'deliveries',
             'at', alert.raised_at))::text);
 
-        message := format('webhook endpoint "%s" ', alert.address) || CASE alert.kind
-            WHEN 'degraded' THEN format('keeps failing: %s', alert.reason)
-            WHEN 'opened' THEN format('is left alone for a while: %s', alert.reason)
-            WHEN 'closed' THEN 'is served again'
-            WHEN 'disabled' THEN format('is disabled: %s', alert.reason)
-            WHEN 'failed' THEN format('has %s failed deliveries more, the last: %s', alert.deliveries, alert.reason)
+        message := format('webhook endpoint "%s": ', alert.address) || CASE alert.kind
+            WHEN 'degraded' THEN format('keeps failing: %s', alert.error)
+            WHEN 'opened' THEN format('circuit breaker opened: %s', alert.error)
+            WHEN 'closed' THEN 'circuit breaker closed'
+            WHEN 'disabled' THEN format('disabled (%s): %s', alert.reason, alert.error)
+            WHEN 'failed' THEN format('%s more deliveries failed, the last: %s', alert.deliveries, alert.error)
         END;
         hint := CASE alert.kind
             WHEN 'degraded' THEN 'SELECT * FROM webhook.endpoint_status shows its state.'

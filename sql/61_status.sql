@@ -121,7 +121,7 @@ SELECT webhook.address(e.tenant, e.name) AS endpoint,
            ELSE 'ACTIVE'
        END AS state,
        CASE s.state WHEN 'held' THEN 'other installation' WHEN 'disabled' THEN e.disabled_reason WHEN 'paused' THEN NULL
-                    ELSE b.reason END AS reason,
+                    ELSE CASE WHEN b.consecutive_failures > 0 THEN b.reason END END AS reason,
        CASE s.state WHEN 'held' THEN NULL WHEN 'disabled' THEN e.disabled_at WHEN 'paused' THEN e.paused_at
                     ELSE b.opened_at END AS since,
        least(queue.queued, webhook.count_limit()) AS queued, queue.in_flight,
@@ -162,7 +162,7 @@ SELECT coalesce(webhook.address(e.tenant, e.name), webhook.address(r.tenant, r.n
             WHEN s.state = 'held' OR s.state <> 'ready' AND q.event_id IS DISTINCT FROM b.test_event_id THEN s.state
             ELSE webhook.wait_in_a_word(q, b.retries_before) END AS why,
        CASE WHEN q.wait_reason <> 'parked' THEN q.next_attempt_at END AS next_attempt_at,
-       q.last_error
+       q.reason, q.last_error
 FROM webhook.delivery_queue q
 LEFT JOIN webhook.endpoint e ON e.id = q.endpoint_id
 LEFT JOIN webhook.removed_endpoint r ON r.id = q.endpoint_id

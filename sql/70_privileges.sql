@@ -15,10 +15,11 @@
 CREATE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- Called by the views, as whoever reads them; and what the procedures, which commit and so run as their caller, are made of.
+    -- Called by the views, as whoever reads them, and by CHECKs, as whoever writes; and what the procedures, which commit and so
+    -- run as their caller, are made of.
     called_by_views CONSTANT text[] :=
         '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
-          wait_in_a_word, head_of_queue, count_limit}';
+          wait_in_a_word, head_of_queue, count_limit, verdicts, reasons, endpoint_reasons, is_verdict, is_reason}';
     -- What webhook_watch(), which runs as its caller, is made of: each reads the system's catalogs or its arguments alone.
     called_by_watch CONSTANT text[] :=
         '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
@@ -64,7 +65,7 @@ BEGIN
     ELSIF level = 'admin' THEN
         RETURN NEXT 'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA webhook';
         RETURN NEXT 'USAGE, SELECT ON ALL SEQUENCES IN SCHEMA webhook';
-        RETURN NEXT 'USAGE ON TYPE webhook.course, webhook.news';
+        RETURN NEXT 'USAGE ON TYPE webhook.judgement, webhook.outcome';
         RETURN QUERY SELECT webhook.privileges('operate');
         RETURN QUERY SELECT webhook.privileges('emit');
     ELSE

@@ -1,7 +1,7 @@
 //! What goes into the pool and what comes out of it.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -50,7 +50,7 @@ pub struct Outcome {
     pub key: Key,
     pub result: Result<Response, Failure>,
     pub duration: Duration,
-    pub finished_at: SystemTime,
+    pub ended: Instant,
 }
 
 /// The endpoint answered. Whether the status means success is not decided here.

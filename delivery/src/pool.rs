@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::address_guard::Network;
 use crate::attempt::{Attempt, Key, Outcome, Response};
@@ -249,7 +249,7 @@ fn outcome(key: Key, result: Result<Response, Failure>, duration: Duration) -> O
         key,
         result,
         duration,
-        finished_at: SystemTime::now(),
+        ended: Instant::now(),
     }
 }
 

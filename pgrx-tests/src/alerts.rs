@@ -164,7 +164,7 @@ pub fn received(receiver: &Receiver, name: &str) -> Vec<String> {
 fn logged(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
     let log = cluster.log();
     let lines: Vec<&str> = log.lines().collect();
-    let about = format!("WARNING:  webhook endpoint \"{name}\" ");
+    let about = format!("WARNING:  webhook endpoint \"{name}\": ");
     (lines.iter().enumerate())
         .filter(|(_, line)| line.contains(&about))
         .map(|(number, line)| {

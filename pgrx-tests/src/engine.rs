@@ -89,34 +89,42 @@ pub fn claim_due(database: &Database) -> Vec<Claim> {
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub status: Option<i32>,
-    pub error_kind: Option<&'static str>,
+    pub failure: Option<&'static str>,
     pub error: Option<String>,
     /// Seconds.
     pub retry_after: Option<f64>,
     pub duration_ms: i32,
-    /// Seconds since 1970.
-    pub finished_at: f64,
+    /// How long ago it ended.
+    pub age_ms: f64,
 }
 
+/// An attempt that ended then has a retry that is due, whatever its policy.
+pub const LONG_AGO: f64 = 1e12;
+
 impl Outcome {
-    pub fn status(status: i32, finished_at: f64) -> Outcome {
+    pub fn status(status: i32, age_ms: f64) -> Outcome {
         Outcome {
             status: Some(status),
-            error_kind: None,
+            failure: None,
             error: None,
             retry_after: None,
             duration_ms: 1,
-            finished_at,
+            age_ms,
         }
     }
 
-    pub fn error(kind: &'static str, finished_at: f64) -> Outcome {
+    pub fn error(failure: &'static str, age_ms: f64) -> Outcome {
         Outcome {
             status: None,
-            error_kind: Some(kind),
-            error: Some(kind.to_owned()),
-            ..Outcome::status(0, finished_at)
+            failure: Some(failure),
+            error: Some(failure.to_owned()),
+            ..Outcome::status(0, age_ms)
         }
+    }
+
+    /// The code that is stored for a failure.
+    pub fn reason(&self) -> Option<&'static str> {
+        self.status.map(|_| "status").or(self.failure)
     }
 
     /// What is stored as the error of a failure.
@@ -145,33 +153,32 @@ pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Se
     }
     let rows = query(
         client,
-        "SELECT event_id, endpoint_id, deliveries, retried, retries
+        "SELECT locked_event_ids, locked_endpoint_ids, finished_deliveries, finished_retried, finished_retries
          FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         &[
             &column(batch, |claim, _| claim.event),
             &column(batch, |claim, _| claim.endpoint),
             &column(batch, |claim, _| claim.claim_seq),
             &column(batch, |_, outcome| outcome.status),
-            &column(batch, |_, outcome| outcome.error_kind),
+            &column(batch, |_, outcome| outcome.failure),
             &column(batch, |_, outcome| outcome.error.as_deref()),
             &column(batch, |_, _| None::<&str>),
             &column(batch, |_, outcome| outcome.retry_after),
             &column(batch, |_, outcome| outcome.duration_ms),
-            &column(batch, |_, outcome| outcome.finished_at),
+            &column(batch, |_, outcome| outcome.age_ms),
         ],
     );
-    let mut settled = Settled::default();
-    for row in rows {
-        match row.get::<_, Option<Uuid>>(0) {
-            Some(event) => settled.locked.push((event, row.get(1))),
-            None => {
-                for (sum, index) in settled.counted.iter_mut().zip(2..) {
-                    *sum += row.get::<_, i64>(index);
-                }
-            }
-        }
+    let row = &rows[0];
+    let events = row.get::<_, Option<Vec<Uuid>>>(0).unwrap_or_default();
+    let endpoints = row.get::<_, Option<Vec<i32>>>(1).unwrap_or_default();
+    let sum = |column: usize| {
+        let numbers = row.get::<_, Option<Vec<i64>>>(column);
+        numbers.unwrap_or_default().iter().sum()
+    };
+    Settled {
+        locked: events.into_iter().zip(endpoints).collect(),
+        counted: [2, 3, 4].map(sum),
     }
-    settled
 }
 
 /// With the rights of the worker.

@@ -4,10 +4,11 @@ use super::upkeep::{Finished, Tally};
 use super::{Call, column, event_uuid, from_pgrx, run};
 use crate::memory;
 use crate::settings::Settings;
-use pgrx::spi::{self, SpiClient};
+use pgrx::spi::{self, SpiClient, SpiTupleTable};
+use pgrx::{FromDatum, IntoDatum};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use webhook_delivery::{Attempt, FailureKind, Format, Key, Outcome, Route};
 
 thread_local! {
@@ -30,7 +31,8 @@ thread_local! {
     };
     static SETTLE: Call = const {
         Call::new(
-            "SELECT event_id, endpoint_id, claim_seq, status, latency_class, deliveries, retried, retries
+            "SELECT locked_event_ids, locked_endpoint_ids, locked_claim_seqs, finished_endpoint_ids, finished_statuses,
+                    finished_latency_classes, finished_deliveries, finished_retried, finished_retries
              FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         )
     };
@@ -198,12 +200,14 @@ fn routes(
 pub struct Ending {
     pub key: Key,
     status_code: Option<i32>,
-    error_kind: Option<&'static str>,
+    /// The code of an attempt without an answer, as sql/03_reasons.sql has it.
+    failure: Option<&'static str>,
     error: Option<String>,
     excerpt: Option<String>,
     retry_after_s: Option<f64>,
     duration_ms: i32,
-    finished_at: f64,
+    /// SQL is told how long ago that was, so that no clock but the database's enters a table.
+    ended: Instant,
 }
 
 impl Ending {
@@ -224,20 +228,20 @@ impl Ending {
     }
 
     fn endpoint_removed(key: Key) -> Self {
-        let kind = FailureKind::InvalidRequest.as_str();
-        Self::without_answer(key, kind, Some("the endpoint was removed"))
+        let error = "the endpoint was removed";
+        Self::without_answer(key, "endpoint_removed", Some(error))
     }
 
-    fn without_answer(key: Key, error_kind: &'static str, error: Option<&str>) -> Self {
+    fn without_answer(key: Key, failure: &'static str, error: Option<&str>) -> Self {
         Ending {
             key,
             status_code: None,
-            error_kind: Some(error_kind),
+            failure: Some(failure),
             error: error.map(str::to_owned),
             excerpt: None,
             retry_after_s: None,
             duration_ms: 0,
-            finished_at: epoch(SystemTime::now()),
+            ended: Instant::now(),
         }
     }
 }
@@ -256,17 +260,12 @@ impl From<Outcome> for Ending {
                 .and_then(|answer| answer.retry_after)
                 .map(|delay| delay.as_secs_f64()),
             excerpt: answer.map(|answer| answer.excerpt),
-            error_kind: failure.as_ref().map(|failure| failure.kind.as_str()),
+            failure: failure.as_ref().map(|failure| failure.kind.as_str()),
             error: failure.map(|failure| failure.message),
             duration_ms: i32::try_from(outcome.duration.as_millis()).unwrap_or(i32::MAX),
-            finished_at: epoch(outcome.finished_at),
+            ended: outcome.ended,
         }
     }
-}
-
-fn epoch(time: SystemTime) -> f64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
 }
 
 #[derive(Default)]
@@ -283,43 +282,63 @@ impl Settled {
     }
 }
 
-pub fn settle(client: &mut SpiClient<'_>, endings: &[Ending]) -> Result<Settled, spi::Error> {
+/// `begun` is from before the transaction, so that nothing ends earlier by its clock than it did: a wait that an endpoint
+/// asked for would be too short.
+pub fn settle(
+    client: &mut SpiClient<'_>,
+    endings: &[Ending],
+    begun: Instant,
+) -> Result<Settled, spi::Error> {
     let columns = [
         column(endings, |ending| event_uuid(&ending.key)),
         column(endings, |ending| ending.key.endpoint_id),
         column(endings, |ending| ending.key.claim_seq),
         column(endings, |ending| ending.status_code),
-        column(endings, |ending| ending.error_kind),
+        column(endings, |ending| ending.failure),
         column(endings, |ending| ending.error.as_deref()),
         column(endings, |ending| ending.excerpt.as_deref()),
         column(endings, |ending| ending.retry_after_s),
         column(endings, |ending| ending.duration_ms),
-        column(endings, |ending| ending.finished_at),
+        column(endings, |ending| {
+            begun.saturating_duration_since(ending.ended).as_secs_f64() * 1e3
+        }),
     ];
-    let rows = run(client, &SETTLE, &columns)?;
+    let row = run(client, &SETTLE, &columns)?.first();
     let mut settled = Settled::default();
-    for row in rows {
-        let endpoint_id = row.get::<i32>(2)?.unwrap_or_default();
-        let number = |ordinal| Ok::<i64, spi::Error>(row.get::<i64>(ordinal)?.unwrap_or_default());
-        if let Some(event_id) = row.get::<pgrx::Uuid>(1)? {
-            settled.locked.insert(Key {
-                event_id: from_pgrx(event_id),
-                endpoint_id,
-                claim_seq: number(3)?,
-            });
-        } else {
-            let group = (
-                endpoint_id,
-                row.get::<String>(4)?.unwrap_or_default(),
-                row.get::<i32>(5)?.unwrap_or_default(),
-            );
-            let finished = Finished {
-                deliveries: number(6)?,
-                retried: number(7)?,
-                retries: number(8)?,
-            };
-            settled.tally.0.insert(group, finished);
-        }
+    let locked = array::<pgrx::Uuid>(&row, 1)?.into_iter();
+    let locked = locked.zip(array::<i32>(&row, 2)?);
+    for ((event_id, endpoint_id), claim_seq) in locked.zip(array::<i64>(&row, 3)?) {
+        settled.locked.insert(Key {
+            event_id: from_pgrx(event_id),
+            endpoint_id,
+            claim_seq,
+        });
+    }
+    let groups = array::<i32>(&row, 4)?.into_iter();
+    let groups = groups.zip(array::<String>(&row, 5)?);
+    let groups = groups.zip(array::<i32>(&row, 6)?);
+    let deliveries = array::<i64>(&row, 7)?.into_iter();
+    let retried = array::<i64>(&row, 8)?.into_iter();
+    let counts = deliveries.zip(retried).zip(array::<i64>(&row, 9)?);
+    for (((endpoint_id, status), class), ((deliveries, retried), retries)) in groups.zip(counts) {
+        let finished = Finished {
+            deliveries,
+            retried,
+            retries,
+        };
+        let group = (endpoint_id, status, class);
+        settled.tally.0.insert(group, finished);
     }
     Ok(settled)
+}
+
+/// Nothing where there is none.
+fn array<T: FromDatum + IntoDatum>(
+    row: &SpiTupleTable<'_>,
+    ordinal: usize,
+) -> Result<Vec<T>, spi::Error>
+where
+    Vec<T>: FromDatum + IntoDatum,
+{
+    row.get::<Vec<T>>(ordinal).map(Option::unwrap_or_default)
 }

@@ -263,7 +263,8 @@ impl Worker {
 
     pub(super) fn settle(&mut self) -> Result<(), Trouble> {
         let endings = self.ledger.take_endings();
-        match store::transaction(|client| store::settle(client, &endings)) {
+        let begun = Instant::now();
+        match store::transaction(|client| store::settle(client, &endings, begun)) {
             Ok(settled) => self.settled(endings, settled),
             Err(trouble) => {
                 self.ledger.put_back(endings);
@@ -279,7 +280,8 @@ impl Worker {
         let mut endings = self.ledger.take_endings().into_iter();
         while let Some(ending) = endings.next() {
             let one = std::slice::from_ref(&ending);
-            match store::transaction(|client| store::settle(client, one)) {
+            let begun = Instant::now();
+            match store::transaction(|client| store::settle(client, one, begun)) {
                 Ok(settled) => self.settled(vec![ending], settled),
                 Err(trouble) if trouble.is_about_data() => {
                     report_error(
@@ -319,11 +321,12 @@ impl Worker {
         let instance = if holding { None } else { self.instance()? };
         let cautious = self.errors_in_a_row > 0;
         let endings = self.ledger.take_endings();
+        let begun = Instant::now();
         let worked = store::transaction(|client| {
             let settled = if endings.is_empty() {
                 Settled::default()
             } else {
-                store::settle(client, &endings)?
+                store::settle(client, &endings, begun)?
             };
             if holding {
                 return Ok((settled, Vec::new(), Vec::new(), Claimed::default()));

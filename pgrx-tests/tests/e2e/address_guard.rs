@@ -45,7 +45,7 @@ fn change(cluster: &mut Cluster, database: &Database, lines: &str) {
 fn failure(database: &Database, event: Uuid) -> (String, String) {
     database.wait_for_status(event, "FAILED");
     let row = database.connect().query_one(
-        "SELECT a.error_kind, d.last_error FROM webhook.attempt a JOIN webhook.delivery d USING (event_id, endpoint_id)
+        "SELECT a.reason, d.last_error FROM webhook.attempt a JOIN webhook.delivery d USING (event_id, endpoint_id)
          WHERE a.event_id = $1 AND a.verdict = 'final' AND d.attempts = 1",
         &[&event],
     );

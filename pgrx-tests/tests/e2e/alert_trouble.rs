@@ -28,7 +28,7 @@ fn an_alert_fits_whatever_its_endpoint_has() {
         client.execute(insert, &[name, &tenant, &metadata]).unwrap();
     }
     // As long as an error may be, and longer; control characters take six bytes each.
-    for (number, reason) in [
+    for (number, error) in [
         "short".to_owned(),
         "\u{1}".repeat(20_000),
         "💥".repeat(20_000),
@@ -38,10 +38,10 @@ fn an_alert_fits_whatever_its_endpoint_has() {
     {
         client
             .execute(
-                "INSERT INTO webhook.alert (endpoint_id, kind, reason, deliveries, event_ids)
-                 SELECT e.id, k, $1, 9000000000000000000, (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100))
+                "INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)
+                 SELECT e.id, k, 'status', $1, 9000000000000000000, (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100))
                  FROM webhook.endpoint e, unnest('{degraded, opened, closed, disabled, failed}'::text[]) k WHERE tenant IS NOT NULL",
-                &[reason],
+                &[error],
             )
             .unwrap();
         assert_eq!(listener.texts(&database).len(), 15 * (number + 1));
@@ -87,8 +87,8 @@ fn metadata_larger_than_a_payload_may_be_keep_no_alert_back() {
     worker::successor(&database, before);
     database.execute(
         "UPDATE webhook.endpoint SET metadata = jsonb_build_object('owner', repeat('x', 1000)) WHERE name = 'large';
-         INSERT INTO webhook.alert (endpoint_id, kind, reason)
-         SELECT id, 'opened', repeat('reason ', 300) FROM webhook.endpoint WHERE name IN ('large', 'small') ORDER BY name",
+         INSERT INTO webhook.alert (endpoint_id, kind, reason, error)
+         SELECT id, 'opened', 'status', repeat('error ', 300) FROM webhook.endpoint WHERE name IN ('large', 'small') ORDER BY name",
     );
     assert_eq!(listener.kinds(&database, "large"), ["opened"]);
     assert_eq!(listener.kinds(&database, "small"), ["opened"]);
@@ -247,7 +247,7 @@ fn alerts_that_a_person_has_locked_are_told_later_and_hold_up_nothing() {
     transaction
         .batch_execute(
             "SELECT FROM webhook.endpoint WHERE name = 'locked' FOR UPDATE;
-             INSERT INTO webhook.alert (endpoint_id, kind, reason) SELECT id, 'degraded', 'by hand' FROM webhook.endpoint",
+             INSERT INTO webhook.alert (endpoint_id, kind, error) SELECT id, 'degraded', 'by hand' FROM webhook.endpoint",
         )
         .unwrap();
     try_with(&database, &receiver, "locked", 404, 2);
@@ -311,7 +311,7 @@ fn each_is_told_once_whoever_tells_at_the_same_time() {
     subscribe(&database, &receiver, "once", "webhook.*", "");
     add_endpoint(&database, &receiver, "many_times", "", "");
     database.execute(
-        "INSERT INTO webhook.alert (endpoint_id, kind, reason) SELECT id, 'opened', 'trial ' || i
+        "INSERT INTO webhook.alert (endpoint_id, kind, error) SELECT id, 'opened', 'trial ' || i
          FROM webhook.endpoint, generate_series(1, 1000) i WHERE name = 'many_times'",
     );
     thread::scope(|scope| {
@@ -323,10 +323,10 @@ fn each_is_told_once_whoever_tells_at_the_same_time() {
         }
     });
     assert_eq!(listener.alerts(&database).len(), 1000);
-    let reasons: i64 = database.query_one_value(
-        "SELECT count(DISTINCT payload ->> 'reason') FROM webhook.event WHERE event_type LIKE 'webhook.%'",
+    let errors: i64 = database.query_one_value(
+        "SELECT count(DISTINCT payload ->> 'error') FROM webhook.event WHERE event_type LIKE 'webhook.%'",
     );
-    assert_eq!(reasons, 1000);
+    assert_eq!(errors, 1000);
     assert_eq!(own_events(&database), 1000);
 }
 
@@ -367,7 +367,7 @@ fn ten_thousand_alerts_at_once_keep_no_delivery_back_for_long() {
     );
     database.execute(
         "INSERT INTO webhook.endpoint (name, url, event_types) SELECT 'e' || i, 'http://127.0.0.1/', '{none}' FROM generate_series(1, 10000) i;
-         INSERT INTO webhook.alert (endpoint_id, kind, reason) SELECT id, 'opened', 'all at once' FROM webhook.endpoint WHERE name LIKE 'e%'",
+         INSERT INTO webhook.alert (endpoint_id, kind, error) SELECT id, 'opened', 'all at once' FROM webhook.endpoint WHERE name LIKE 'e%'",
     );
     let mut client = database.connect();
     loop {

@@ -85,14 +85,16 @@ fn each_kind_is_told_once_by_notify_in_the_log_and_as_an_event() {
             &event["data"]
         })
         .collect();
-    let reasons = [
-        "HTTP 500",
-        "3 failures in a row, the last: HTTP 500",
-        "",
-        "HTTP 404",
+    // A code for monitors, and a sentence for people.
+    let causes = [
+        ("status", "HTTP 500"),
+        ("status", "3 failures in a row, the last: HTTP 500"),
+        ("", ""),
+        ("status", "HTTP 404"),
     ];
-    for (event, reason) in events.iter().zip(reasons) {
-        assert_eq!(event["reason"].as_str().unwrap_or(""), reason, "{event}");
+    for (event, cause) in events.iter().zip(causes) {
+        let text = |field| event[field].as_str().unwrap_or("");
+        assert_eq!((text("reason"), text("error")), cause, "{event}");
     }
     for event in &events {
         assert_eq!(event["endpoint"], "each_kind");
@@ -111,12 +113,12 @@ fn each_kind_is_told_once_by_notify_in_the_log_and_as_an_event() {
     let beginnings = [
         ("keeps failing: HTTP 500", "webhook.endpoint_status"),
         (
-            "is left alone for a while: 3 failures in a row, the last: HTTP 500",
+            "circuit breaker opened: 3 failures in a row, the last: HTTP 500",
             "webhook_reset_breaker()",
         ),
-        ("is served again", ""),
+        ("circuit breaker closed", ""),
         (
-            "has 1 failed deliveries more, the last: HTTP 404",
+            "1 more deliveries failed, the last: HTTP 404",
             "webhook.failed",
         ),
     ];
@@ -127,7 +129,9 @@ fn each_kind_is_told_once_by_notify_in_the_log_and_as_an_event() {
             "{line}: {next}"
         );
     }
-    let disabled = lines.iter().find(|(line, _)| line == "is disabled: gone");
+    let disabled = lines
+        .iter()
+        .find(|(line, _)| line.starts_with("disabled (gone): HTTP "));
     let hint = &disabled.expect("it was logged").1;
     assert!(hint.contains("webhook_resume()"), "{hint}");
 }
@@ -281,7 +285,7 @@ fn after_a_recovery_the_same_is_news_again() {
     assert_eq!(listener.kinds(&database, "again"), expected);
     let closings = receiver.wait_for_requests_to("/closings", 2);
     for closing in closings {
-        assert_eq!(closing.json()["data"]["reason"], "closed by hand");
+        assert_eq!(closing.json()["data"]["reason"], "by_hand");
     }
 }
 
@@ -352,7 +356,7 @@ fn settle(client: &mut Client, claims: &[Row], statuses: &[i32]) {
         "SELECT webhook.settle(
                  array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(status), array_agg(NULL::text),
                  array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1),
-                 array_agg(extract(epoch FROM clock_timestamp())::float8 + place / 1000.0))
+                 array_agg(1000.0 - place))
              FROM unnest($1::uuid[], $2::int[], $3::bigint[], $4::int[]) WITH ORDINALITY
                  AS o (event_id, endpoint_id, claim_seq, status, place)",
         &[&ids, &endpoints, &sequence, &statuses],
@@ -441,17 +445,17 @@ fn an_alert_says_what_happened_then_and_not_what_came_after() {
     let said: Vec<&str> = (told.iter())
         .map(|(message, _)| {
             message
-                .strip_prefix("webhook endpoint \"settled\" ")
+                .strip_prefix("webhook endpoint \"settled\": ")
                 .unwrap()
         })
         .collect();
     assert_eq!(
         said,
         [
-            "has 3 failed deliveries more, the last: HTTP 503",
-            "is disabled: exhausted",
-            "is left alone for a while: 3 failures in a row, the last: HTTP 503",
-            "is served again",
+            "3 more deliveries failed, the last: HTTP 503",
+            "circuit breaker closed",
+            "circuit breaker opened: 3 failures in a row, the last: HTTP 503",
+            "disabled (exhausted): HTTP 500",
             "keeps failing: HTTP 502",
         ]
     );

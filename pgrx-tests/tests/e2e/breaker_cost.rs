@@ -61,7 +61,10 @@ fn settling_successes_wakes_nobody() {
     transaction
         .batch_execute("SET LOCAL track_functions = 'all'")
         .unwrap();
-    let settled = engine::settle(&mut transaction, &[(claims[0], Outcome::status(200, 1e9))]);
+    let settled = engine::settle(
+        &mut transaction,
+        &[(claims[0], Outcome::status(200, engine::LONG_AGO))],
+    );
     assert_eq!(settled.counted, [1, 0, 0]);
     let triggers = "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_xact_user_functions WHERE funcname LIKE 'wake%'";
     let woken: i64 = transaction.query_one(triggers, &[]).unwrap().get(0);

@@ -88,7 +88,7 @@ impl Policy {
     }
 
     fn verdict(&self, outcome: &Outcome) -> Verdict {
-        match (outcome.status, outcome.error_kind) {
+        match (outcome.status, outcome.failure) {
             (Some(200..300), _) => Verdict::Success,
             (Some(410), _) if self.gone_disables => Verdict::Gone,
             (Some(500..600), _) => Verdict::Retriable,
@@ -118,6 +118,7 @@ struct Breaker {
     state: String,
     failures: i32,
     last_failure_at: Option<i64>,
+    reason: Option<String>,
     last_error: Option<String>,
     trips: i32,
     opened_at: Option<i64>,
@@ -134,6 +135,7 @@ impl Breaker {
             state: "CLOSED".to_owned(),
             failures: 0,
             last_failure_at: None,
+            reason: None,
             last_error: None,
             trips: 0,
             opened_at: None,
@@ -154,6 +156,7 @@ impl Breaker {
         let was_open = !self.is_closed();
         *self = Breaker {
             last_failure_at: self.last_failure_at,
+            reason: self.reason.take(),
             last_error: self.last_error.take(),
             ramp: if was_open { Some(1) } else { self.ramp },
             retries_before: Some(at),
@@ -179,13 +182,20 @@ impl Breaker {
     }
 }
 
+/// Its kind, the code of its reason, and the sentence.
+type Alert = (String, Option<String>, Option<String>);
+
+fn closed(reason: Option<&str>) -> Alert {
+    ("closed".to_owned(), reason.map(str::to_owned), None)
+}
+
 struct Endpoint {
     id: i32,
     policy: usize,
     paused: bool,
     disabled: Option<String>,
     breaker: Breaker,
-    alerts: Vec<&'static str>,
+    alerts: Vec<Alert>,
     failed: i64,
 }
 
@@ -194,10 +204,11 @@ impl Endpoint {
         !self.paused && self.disabled.is_none()
     }
 
-    fn disable(&mut self, reason: &str) {
+    fn disable(&mut self, reason: &str, outcome: &Outcome) {
         if self.disabled.is_none() {
             self.disabled = Some(reason.to_owned());
-            self.alerts.push("disabled");
+            let reason = Some(reason.to_owned());
+            (self.alerts).push(("disabled".to_owned(), reason, outcome.described()));
         }
     }
 
@@ -209,8 +220,8 @@ impl Endpoint {
         outcome: &Outcome,
         verdict: Verdict,
         ended: bool,
+        at: i64,
     ) {
-        let at = finished_at(outcome);
         let is_test = self.breaker.test == Some(delivery.event);
         let is_probe = self.breaker.probe == Some((delivery.event, delivery.claim_seq));
         match verdict {
@@ -223,12 +234,12 @@ impl Endpoint {
             Verdict::Success => self.succeeded(is_probe, is_test, at),
             _ if is_test => {}
             _ => {
-                self.failed(policy, is_probe, outcome, ended);
+                self.failed(policy, is_probe, outcome, ended, at);
                 if verdict == Verdict::Gone {
-                    self.disable("gone");
+                    self.disable("gone", outcome);
                 } else if verdict == Verdict::Retriable && ended && policy.on_exhausted == "disable"
                 {
-                    self.disable("exhausted");
+                    self.disable("exhausted", outcome);
                 }
             }
         }
@@ -239,7 +250,7 @@ impl Endpoint {
 
     fn succeeded(&mut self, is_probe: bool, is_test: bool, at: i64) {
         if (is_probe || is_test) && !self.breaker.is_closed() {
-            self.alerts.push("closed");
+            self.alerts.push(closed(None));
             self.breaker.close(at);
         } else if !is_test && self.breaker.is_closed() {
             self.breaker.ramp = (self.breaker.ramp)
@@ -255,13 +266,14 @@ impl Endpoint {
         }
     }
 
-    fn failed(&mut self, policy: &Policy, is_probe: bool, outcome: &Outcome, ended: bool) {
+    fn failed(&mut self, policy: &Policy, is_probe: bool, outcome: &Outcome, ended: bool, at: i64) {
         let breaker = &mut self.breaker;
-        let at = finished_at(outcome);
+        let reason = outcome.reason().map(str::to_owned);
         if !is_probe && !breaker.is_closed() {
             return;
         }
         breaker.last_failure_at = Some(at);
+        breaker.reason = reason.clone();
         breaker.last_error = outcome.described();
         if is_probe {
             breaker.failures += 1;
@@ -272,7 +284,7 @@ impl Endpoint {
                 let failures = breaker.failures;
                 breaker.close(at);
                 breaker.failures = failures;
-                self.alerts.push("closed");
+                self.alerts.push(closed(None));
             }
             return;
         }
@@ -282,21 +294,20 @@ impl Endpoint {
         }
         breaker.failures += 1;
         if breaker.failures == policy.warn_threshold {
-            self.alerts.push("degraded");
+            (self.alerts).push(("degraded".to_owned(), reason.clone(), outcome.described()));
         }
         if policy.failure_threshold > 0 && breaker.failures >= policy.failure_threshold {
             if policy.on_trip == "disable" {
-                self.disable("tripped");
+                self.disable("tripped", outcome);
             } else {
                 breaker.open(policy, at);
-                self.alerts.push("opened");
+                let failures = breaker.failures;
+                let error = outcome.described().unwrap_or_default();
+                let error = format!("{failures} failures in a row, the last: {error}");
+                (self.alerts).push(("opened".to_owned(), reason, Some(error)));
             }
         }
     }
-}
-
-fn finished_at(outcome: &Outcome) -> i64 {
-    outcome.finished_at as i64 * SECOND
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -356,8 +367,7 @@ impl Delivery {
         self.waits_as("retry") && self.last_attempt_at < breaker.retries_before
     }
 
-    fn settle(&mut self, policy: &Policy, outcome: &Outcome, verdict: Verdict) {
-        let at = finished_at(outcome);
+    fn settle(&mut self, policy: &Policy, verdict: Verdict, at: i64) {
         match verdict {
             Verdict::Success => self.finish("SENT"),
             Verdict::Released { pause: 0 } => {
@@ -522,7 +532,7 @@ impl Case<'_, '_> {
             }
             17 => {
                 if !endpoint.breaker.is_closed() {
-                    endpoint.alerts.push("closed");
+                    endpoint.alerts.push(closed(Some("by_hand")));
                 }
                 // Where nothing ever failed there is nothing to reset.
                 if endpoint.breaker != Breaker::new() {
@@ -742,7 +752,9 @@ impl Case<'_, '_> {
         assert_eq!(settled.locked, [], "nobody locks anything here");
 
         // Those that ended at the same time in the order in which they were handed in.
-        batch.sort_by_key(|(_, _, outcome)| finished_at(outcome));
+        let now = self.now;
+        let ended_at = |outcome: &Outcome| now - (outcome.age_ms * 1e3) as i64;
+        batch.sort_by_key(|(_, _, outcome)| ended_at(outcome));
         for (place, claim, outcome) in batch {
             let delivery = &mut self.deliveries[place];
             if delivery.claim_seq != claim.claim_seq {
@@ -753,9 +765,10 @@ impl Case<'_, '_> {
                 .expect("it is one of ours");
             let policy = &self.policies[endpoint.policy];
             let verdict = policy.verdict(&outcome);
-            delivery.settle(policy, &outcome, verdict);
+            let at = ended_at(&outcome);
+            delivery.settle(policy, verdict, at);
             let ended = delivery.status == "FAILED";
-            endpoint.follow(policy, delivery, &outcome, verdict, ended);
+            endpoint.follow(policy, delivery, &outcome, verdict, ended, at);
             endpoint.failed += i64::from(ended && !delivery.is_test);
             if delivery.status == "SENT" && !policy.keep_sent && !delivery.is_test {
                 delivery.status = "FORGOTTEN".to_owned();
@@ -769,17 +782,17 @@ impl Case<'_, '_> {
     fn random_outcome(&mut self, good: usize) -> Outcome {
         let random = &mut self.random;
         // Few different times, so that some are the same.
-        let finished_at = (self.now / SECOND + random.below(100) as i64 - 50) as f64;
+        let age_ms = 1000.0 * random.below(50) as f64;
         if random.chance(good) {
-            return Outcome::status(200, finished_at);
+            return Outcome::status(200, age_ms);
         }
         match random.below(20) {
-            0..10 => Outcome::status(500 + random.below(5) as i32, finished_at),
-            10..13 => Outcome::status(404, finished_at),
-            13 => Outcome::status(410, finished_at),
-            14..16 => Outcome::error("timeout", finished_at),
-            16..18 => Outcome::error("local", finished_at),
-            _ => Outcome::error("released", finished_at),
+            0..10 => Outcome::status(500 + random.below(5) as i32, age_ms),
+            10..13 => Outcome::status(404, age_ms),
+            13 => Outcome::status(410, age_ms),
+            14..16 => Outcome::error("timeout", age_ms),
+            16..18 => Outcome::error("local", age_ms),
+            _ => Outcome::error("released", age_ms),
         }
     }
 
@@ -794,7 +807,8 @@ impl Case<'_, '_> {
             SELECT e.disabled_reason, b.endpoint_id, b.state, b.consecutive_failures, b.last_error, b.trips, b.probe_event_id,
                    b.probe_claim_seq, b.ramp, b.test_event_id,
                    (extract(epoch FROM b.last_failure_at) * 1000000)::bigint, (extract(epoch FROM b.opened_at) * 1000000)::bigint,
-                   (extract(epoch FROM b.probe_at) * 1000000)::bigint, (extract(epoch FROM b.retries_before) * 1000000)::bigint
+                   (extract(epoch FROM b.probe_at) * 1000000)::bigint, (extract(epoch FROM b.retries_before) * 1000000)::bigint,
+                   b.reason
             FROM webhook.endpoint e LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id ORDER BY e.id";
         let rows = self.transaction.query(query, &[]).unwrap();
         for (row, endpoint) in rows.iter().zip(&self.endpoints) {
@@ -824,12 +838,25 @@ impl Case<'_, '_> {
         let query = "
             WITH raised AS (DELETE FROM webhook.alert RETURNING *)
             SELECT coalesce(array_agg(kind ORDER BY raised.id) FILTER (WHERE kind <> 'failed'), '{}'),
+                   array_agg(reason ORDER BY raised.id) FILTER (WHERE kind <> 'failed'),
+                   array_agg(error ORDER BY raised.id) FILTER (WHERE kind <> 'failed'),
+                   coalesce(bool_and(webhook.is_reason(reason) AND error IS NOT NULL) FILTER (WHERE kind = 'failed'), true),
                    coalesce(sum(deliveries) FILTER (WHERE kind = 'failed'), 0)::bigint
             FROM webhook.endpoint e LEFT JOIN raised ON raised.endpoint_id = e.id GROUP BY e.id ORDER BY e.id";
         let rows = self.transaction.query(query, &[]).unwrap();
         for (row, endpoint) in rows.iter().zip(&mut self.endpoints) {
-            assert_eq!(row.get::<_, Vec<String>>(0), endpoint.alerts);
-            assert_eq!(row.get::<_, i64>(1), endpoint.failed);
+            let column = |index| {
+                row.get::<_, Option<Vec<Option<String>>>>(index)
+                    .unwrap_or_default()
+            };
+            let alerts = row.get::<_, Vec<String>>(0).into_iter();
+            let alerts = alerts.zip(column(1)).zip(column(2));
+            let alerts: Vec<Alert> = (alerts)
+                .map(|((kind, reason), error)| (kind, reason, error))
+                .collect();
+            assert_eq!(alerts, endpoint.alerts);
+            assert!(row.get::<_, bool>(3), "a failure without a reason");
+            assert_eq!(row.get::<_, i64>(4), endpoint.failed);
             endpoint.alerts.clear();
             endpoint.failed = 0;
         }
@@ -849,6 +876,7 @@ fn stored_breaker(row: &Row) -> Breaker {
         opened_at: row.get(11),
         probe_at: row.get(12),
         retries_before: row.get(13),
+        reason: row.get(14),
     }
 }
 

@@ -548,7 +548,7 @@ fn a_refused_connection_is_retried_until_somebody_answers() {
     let url = format!("http://127.0.0.1:{port}/");
     database.add_endpoint_with("away", &url, "policy => 'stubborn'");
     let event = database.emit("order.created", json!({}));
-    database.wait_until("SELECT count(*) >= 2 FROM webhook.attempt WHERE error_kind = 'connect'");
+    database.wait_until("SELECT count(*) >= 2 FROM webhook.attempt WHERE reason = 'connect'");
 
     let receiver = Receiver::start_on(port);
     receiver.wait_for_event(event);
@@ -570,7 +570,7 @@ fn a_timeout_is_retried() {
     // It may not have got around to them within their time.
     assert_eq!(ids(&receiver.wait_for_requests(2)), [event; 2]);
     let attempts = attempts(&database, event);
-    let kinds: Vec<&str> = attempts.iter().map(|row| row.get("error_kind")).collect();
+    let kinds: Vec<&str> = attempts.iter().map(|row| row.get("reason")).collect();
     assert_eq!(kinds, ["timeout"; 2]);
     assert!(
         attempts

@@ -9,7 +9,7 @@ use webhook_e2e::{Answer, Cluster, Database, RawReceiver, Receiver};
 fn ending(database: &Database, event: Uuid) -> (Option<i32>, Option<String>) {
     database.wait_for_status(event, "FAILED");
     let row = database.connect().query_one(
-        "SELECT status_code, error_kind FROM webhook.attempt WHERE event_id = $1",
+        "SELECT status_code, reason FROM webhook.attempt WHERE event_id = $1",
         &[&event],
     );
     let row = row.unwrap_or_else(|error| panic!("{error:?}"));

@@ -68,7 +68,7 @@ fn at_the_threshold_it_is_open_and_says_when_it_is_probed_and_what_is_parked() {
         &database,
         "orders",
         "(state, consecutive_failures, trips, queued, in_flight, parked, failed) = ('OPEN', 3, 1, 7, 0, 4, 0)
-         AND reason = '3 failures in a row, the last: HTTP 500'
+         AND (reason, last_error) = ('status', 'HTTP 500')
          AND since = last_failure_at AND next_probe_at = last_failure_at + interval '1 h'",
     );
     wait_for_a_witness(&database);

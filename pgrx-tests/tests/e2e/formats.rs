@@ -67,7 +67,7 @@ fn wire_time(database: &Database, event: Uuid) -> String {
 #[track_caller]
 fn last_error(database: &Database, event: Uuid) -> (String, i64, String) {
     let row = database.connect().query_one(
-        "SELECT d.last_error, count(a), max(a.error_kind) FROM webhook.dead_letter d
+        "SELECT d.last_error, count(a), max(a.reason) FROM webhook.dead_letter d
          JOIN webhook.attempt a USING (event_id, endpoint_id) WHERE d.event_id = $1 GROUP BY d.last_error",
         &[&event],
     );

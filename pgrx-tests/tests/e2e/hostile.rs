@@ -46,7 +46,7 @@ fn attempt(database: &Database, event: Uuid) -> Row {
         "SELECT NOT EXISTS (SELECT FROM webhook.delivery_queue WHERE event_id = '{event}')"
     ));
     let row = database.connect().query_one(
-        "SELECT status_code, error_kind, response_excerpt, duration_ms FROM webhook.attempt WHERE event_id = $1",
+        "SELECT status_code, reason, response_excerpt, duration_ms FROM webhook.attempt WHERE event_id = $1",
         &[&event],
     );
     row.unwrap_or_else(|error| panic!("{error:?}"))

@@ -48,7 +48,7 @@ fn next(database: &Database) -> Vec<Uuid> {
 #[track_caller]
 fn settle(database: &Database, event: Uuid, status: i32) {
     let mut client = database.connect();
-    let sql = "SELECT endpoint_id, claim_seq, attempts, extract(epoch FROM now())::float8
+    let sql = "SELECT endpoint_id, claim_seq, attempts
                FROM webhook.delivery_queue WHERE event_id = $1 ORDER BY endpoint_id LIMIT 1";
     let row = client.query_one(sql, &[&event]).unwrap();
     let claim = Claim {
@@ -57,7 +57,7 @@ fn settle(database: &Database, event: Uuid, status: i32) {
         claim_seq: row.get(1),
         earlier_attempts: row.get(2),
     };
-    engine::settle(&mut client, &[(claim, Outcome::status(status, row.get(3)))]);
+    engine::settle(&mut client, &[(claim, Outcome::status(status, 0.0))]);
 }
 
 fn due_now(database: &Database, event: Uuid) {
@@ -497,7 +497,7 @@ fn several_claimers_never_take_two_of_a_key() {
                             sent.lock().unwrap().push((key, claim.event));
                         }
                         let status = if success { 200 } else { 500 };
-                        let ending = [(claim, Outcome::status(status, 1e9))];
+                        let ending = [(claim, Outcome::status(status, engine::LONG_AGO))];
                         // Another one may have the breaker locked.
                         while !engine::settle(&mut client, &ending).locked.is_empty() {}
                     }

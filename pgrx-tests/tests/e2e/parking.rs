@@ -261,7 +261,7 @@ fn attempt_costs_one_attempt_each_time_until_the_last() {
         "3 3 circuit open"
     );
     let log = format!(
-        "SELECT string_agg(format('%s %s %s %s', attempt, verdict, error_kind, error), ', ' ORDER BY claim_seq)
+        "SELECT string_agg(format('%s %s %s %s', attempt, verdict, reason, error), ', ' ORDER BY claim_seq)
          FROM webhook.attempt WHERE event_id = '{event}'"
     );
     assert_eq!(

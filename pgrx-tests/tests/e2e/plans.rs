@@ -189,7 +189,7 @@ const EXPIRE: &str = "SELECT webhook.expire_overdue(100)";
 const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{0}', '{1000000}', 1000000)";
 const SETTLE: &str = "SELECT webhook.settle(
         array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
-        array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e9::float8))
+        array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e12::float8))
     FROM webhook.delivery_queue WHERE status = 'SENDING' HAVING count(*) > 0";
 
 fn every_call_reads_little(client: &mut Client) {

@@ -353,7 +353,7 @@ fn each_preset_ends_in_failed_with_the_attempt_that_its_document_says() {
                 let settle = format!(
                     "SELECT count(*) FROM webhook.claim(1, ARRAY[{endpoint}], '{{1}}', '{{0}}', '{{1}}', 1) AS c,
                           webhook.settle(ARRAY[c.event_id], ARRAY[c.endpoint_id], ARRAY[c.claim_seq], '{{NULL}}', '{{connect}}',
-                                         '{{connection refused}}', '{{NULL}}', '{{NULL}}', '{{5}}', '{{0}}')"
+                                         '{{connection refused}}', '{{NULL}}', '{{NULL}}', '{{5}}', '{{1e12}}')"
                 );
                 execute(transaction, "SET LOCAL ROLE webhook_owner");
                 value::<i64>(transaction, &settle);

@@ -125,10 +125,16 @@ fn the_outcome_of_a_lost_probe_moves_nothing() {
     let row = "SELECT breaker::text FROM webhook.breaker";
     let before: String = database.query_one_value(row);
     for status in [200, 500] {
-        engine::settle(&mut client, &[(lost, Outcome::status(status, 1e9))]);
+        engine::settle(
+            &mut client,
+            &[(lost, Outcome::status(status, engine::LONG_AGO))],
+        );
         assert_eq!(database.query_one_value::<String>(row), before);
     }
-    engine::settle(&mut client, &[(second, Outcome::status(200, 1e9))]);
+    engine::settle(
+        &mut client,
+        &[(second, Outcome::status(200, engine::LONG_AGO))],
+    );
     let state: String = database.query_one_value("SELECT state FROM webhook.breaker");
     assert_eq!(state, "CLOSED");
 }

@@ -29,8 +29,8 @@ fn delivery(database: &Database, event: Uuid) -> Row {
 }
 
 /// The kinds of error of the event's attempts.
-fn error_kinds(database: &Database, event: Uuid) -> Vec<String> {
-    let query = "SELECT error_kind FROM webhook.attempt WHERE event_id = $1 ORDER BY claim_seq";
+fn reasons(database: &Database, event: Uuid) -> Vec<String> {
+    let query = "SELECT reason FROM webhook.attempt WHERE event_id = $1 ORDER BY claim_seq";
     let rows = database.connect().query(query, &[&event]).unwrap();
     rows.iter().map(|row| row.get(0)).collect()
 }
@@ -287,11 +287,7 @@ fn every_kind_of_error_is_retried_where_the_policy_lists_it_and_final_where_not(
             database.add_endpoint_with(&case, &url, &format!("'{{{case}}}', policy => '{case}'"));
             let event = database.emit(&case, json!({}));
             database.wait_for_status(event, "FAILED");
-            assert_eq!(
-                error_kinds(&database, event),
-                vec![kind; attempts],
-                "{case}"
-            );
+            assert_eq!(reasons(&database, event), vec![kind; attempts], "{case}");
             let row = delivery(&database, event);
             assert_eq!(row.get::<_, i32>("attempts"), attempts as i32, "{case}");
             assert_eq!(

@@ -1,7 +1,7 @@
 //! The engine in SQL against a model of it, written from the documentation alone: random policies, random
 //! outcomes in batches of random size, and after each batch every delivery must be where the model has it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use postgres::{Client, Transaction};
@@ -133,9 +133,9 @@ impl Policy {
     fn verdict(&self, outcome: &Outcome) -> Verdict {
         let is_in =
             |ranges: &[Range<i32>], status| ranges.iter().any(|range| range.contains(&status));
-        match (outcome.status, outcome.error_kind) {
+        match (outcome.status, outcome.failure) {
             (Some(status), _) if is_in(&self.success_status, status) => Verdict::Success,
-            (Some(status), _) if is_in(&self.disable_status, status) => Verdict::Failure,
+            (Some(status), _) if is_in(&self.disable_status, status) => Verdict::Gone,
             (Some(status), _) if is_in(&self.retry_status, status) => Verdict::Retry,
             (Some(_), _) => Verdict::Failure,
             (None, Some("released")) => Verdict::AsIfNeverClaimed,
@@ -172,12 +172,26 @@ impl Policy {
     }
 }
 
+#[derive(PartialEq)]
 enum Verdict {
     Success,
     Retry,
     Failure,
+    Gone,
     NotTheEndpointsFault,
     AsIfNeverClaimed,
+}
+
+impl Verdict {
+    /// Nothing where the attempt is not logged.
+    fn logged(&self) -> Option<&'static str> {
+        match self {
+            Verdict::Retry => Some("retry"),
+            Verdict::Failure => Some("final"),
+            Verdict::Gone => Some("disable"),
+            Verdict::Success | Verdict::NotTheEndpointsFault | Verdict::AsIfNeverClaimed => None,
+        }
+    }
 }
 
 fn random_outcome(random: &mut Random) -> Outcome {
@@ -187,16 +201,15 @@ fn random_outcome(random: &mut Random) -> Outcome {
         _ => 100 + random.below(500) as i32,
     });
     let kinds = [&RETRIABLE_ERRORS[..], &OTHER_ERRORS].concat();
-    let error_kind = (!answered).then(|| random.one_of(&kinds));
+    let failure = (!answered).then(|| random.one_of(&kinds));
     Outcome {
         status,
-        error_kind,
-        error: error_kind.map(|kind| format!("{kind} {}", random.below(1000))),
+        failure,
+        error: failure.map(|kind| format!("{kind} {}", random.below(1000))),
         retry_after: (answered && random.chance(60))
             .then(|| random.one_of(&[-1.0, 0.0, 1.0, 90.0, 86_399.0, 86_401.0, 4_294_967_295.0])),
         duration_ms: random.below(10_000) as i32,
-        // A whole number: it has no other form in SQL.
-        finished_at: 1_700_000_000.0 + random.below(100_000_000) as f64,
+        age_ms: random.below(100_000_000_000) as f64,
     }
 }
 
@@ -226,9 +239,9 @@ impl Delivery {
     }
 
     /// False if nothing is kept of it.
-    fn settle(&mut self, policy: &Policy, outcome: &Outcome) -> bool {
+    fn settle(&mut self, policy: &Policy, outcome: &Outcome, now: f64) -> bool {
         let verdict = policy.verdict(outcome);
-        let finished_at = outcome.finished_at * SECOND;
+        let finished_at = now - outcome.age_ms * 1e3;
         if let Verdict::AsIfNeverClaimed = verdict {
             self.attempts -= 1;
             self.queued("PENDING");
@@ -236,7 +249,7 @@ impl Delivery {
         }
         self.last_status = outcome.status;
         self.last_error = outcome.described();
-        self.reason = outcome.status.map(|_| "status").or(outcome.error_kind);
+        self.reason = outcome.reason();
         self.duration_ms = Some(outcome.duration_ms);
         self.last_attempt_at = Some(finished_at);
         match verdict {
@@ -273,17 +286,26 @@ struct Case<'a, 'b> {
     /// Its id and the policy that it has now.
     endpoints: Vec<(i32, usize)>,
     deliveries: Vec<Delivery>,
+    /// By event, endpoint and claim: the attempt's number, verdict and reason.
+    attempts: BTreeMap<(Uuid, i32, i64), (Option<i32>, &'static str, Option<&'static str>)>,
+    /// Microseconds since 1970.
+    now: f64,
 }
 
 impl Case<'_, '_> {
     /// In a transaction that is rolled back: its clock stands still, and no case sees another's rows.
     fn run(client: &mut Client, random: Random) {
+        let mut transaction = client.transaction().unwrap();
+        let now = "SELECT (extract(epoch FROM now()) * 1000000)::float8";
+        let now = transaction.query_one(now, &[]).unwrap().get(0);
         let mut case = Case {
             random,
-            transaction: &mut client.transaction().unwrap(),
+            transaction: &mut transaction,
             policies: Vec::new(),
             endpoints: Vec::new(),
             deliveries: Vec::new(),
+            attempts: BTreeMap::new(),
+            now,
         };
         case.prepare();
         for _ in 0..ROUNDS {
@@ -431,16 +453,28 @@ impl Case<'_, '_> {
                 claim_seq: delivery.claim_seq - i64::from(late),
                 earlier_attempts: delivery.attempts - 1,
             };
-            batch.push((claim, outcome));
-            if late {
-                continue;
-            }
             let endpoint = self
                 .endpoints
                 .iter()
                 .find(|(id, _)| *id == delivery.endpoint);
             let policy = &self.policies[endpoint.expect("it is one of ours").1];
-            if !delivery.settle(policy, &batch[batch.len() - 1].1) {
+            let verdict = policy.verdict(&outcome);
+            let (attempt, logged) = match verdict {
+                Verdict::AsIfNeverClaimed => (None, None),
+                _ if late => (None, Some("late")),
+                _ => (Some(delivery.attempts), verdict.logged()),
+            };
+            if let Some(logged) = logged {
+                let reason = outcome.reason().filter(|_| verdict != Verdict::Success);
+                let key = (claim.event, claim.endpoint, claim.claim_seq);
+                let log = self.attempts.entry(key);
+                log.or_insert((attempt, logged, reason));
+            }
+            batch.push((claim, outcome));
+            if late {
+                continue;
+            }
+            if !delivery.settle(policy, &batch[batch.len() - 1].1, self.now) {
                 forgotten.insert((delivery.event, delivery.endpoint));
             }
             if delivery.partition != "webhook.delivery_queue" {
@@ -452,6 +486,8 @@ impl Case<'_, '_> {
         }
         self.deliveries
             .retain(|delivery| !forgotten.contains(&(delivery.event, delivery.endpoint)));
+        self.attempts
+            .retain(|(event, endpoint, _), _| !forgotten.contains(&(*event, *endpoint)));
         assert_eq!(engine::settle(self.transaction, &batch), expected);
         // An answer may disable its endpoint; that is not what this model is about.
         let enable = "UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL";
@@ -521,5 +557,27 @@ impl Case<'_, '_> {
                 );
             }
         }
+        self.compare_attempts();
+    }
+
+    fn compare_attempts(&mut self) {
+        let query =
+            "SELECT event_id, endpoint_id, claim_seq, attempt, verdict, reason FROM webhook.attempt
+                     ORDER BY event_id, endpoint_id, claim_seq";
+        let rows = self.transaction.query(query, &[]).unwrap();
+        let seen: Vec<_> = (rows.iter())
+            .map(|row| {
+                let key = (row.get(0), row.get(1), row.get(2));
+                let attempt: (Option<i32>, &str, Option<&str>) =
+                    (row.get(3), row.get(4), row.get(5));
+                (key, attempt)
+            })
+            .collect();
+        let wanted: Vec<_> = self
+            .attempts
+            .iter()
+            .map(|(key, log)| (*key, *log))
+            .collect();
+        assert_eq!(seen, wanted);
     }
 }

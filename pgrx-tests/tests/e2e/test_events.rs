@@ -77,13 +77,13 @@ fn what_was_opened_and_closed_in_one_batch_is_told_with_its_reason() {
     let mut client = database.connect();
     let mut batch: Vec<_> = engine::claim_of(&mut client, 1, endpoint)
         .into_iter()
-        .map(|claim| (claim, Outcome::status(500, 1e9)))
+        .map(|claim| (claim, Outcome::status(500, engine::LONG_AGO)))
         .collect();
     assert_eq!(batch.len(), 2);
     begin_test(&database, endpoint);
     batch.push((
         engine::claim_of(&mut client, 1, endpoint)[0],
-        Outcome::status(200, 1e9 + 1.0),
+        Outcome::status(200, engine::LONG_AGO - 1000.0),
     ));
     // In one transaction: the worker tells too.
     let mut transaction = client.transaction().unwrap();
@@ -98,9 +98,9 @@ fn what_was_opened_and_closed_in_one_batch_is_told_with_its_reason() {
         told,
         [
             Some(
-                "webhook endpoint \"orders\" is left alone for a while: 2 failures in a row, the last: HTTP 500"
+                "webhook endpoint \"orders\": circuit breaker opened: 2 failures in a row, the last: HTTP 500"
             ),
-            Some("webhook endpoint \"orders\" is served again"),
+            Some("webhook endpoint \"orders\": circuit breaker closed"),
         ]
     );
 }
@@ -119,8 +119,12 @@ fn a_test_that_is_begun_while_the_first_failure_is_settled_stays_a_test() {
     let test = Uuid::from_u128(1);
     let begin = "INSERT INTO webhook.breaker (endpoint_id, test_event_id) VALUES ($1, $2)";
     transaction.execute(begin, &[&endpoint, &test]).unwrap();
-    let settling =
-        thread::spawn(move || engine::settle(&mut worker, &[(failed, Outcome::status(500, 1e9))]));
+    let settling = thread::spawn(move || {
+        engine::settle(
+            &mut worker,
+            &[(failed, Outcome::status(500, engine::LONG_AGO))],
+        )
+    });
     database.wait_until("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)");
     transaction.commit().unwrap();
     assert_eq!(settling.join().unwrap().locked, []);

@@ -328,7 +328,7 @@ fn whoever_cannot_prove_to_be_the_endpoint_gets_a_handshake_and_nothing_else() {
     for (event, name, server, (kind, message)) in events {
         database.wait_for_status(event, "FAILED");
         let row = database.connect().query_one(
-            "SELECT error_kind, error, status_code, duration_ms FROM webhook.attempt WHERE event_id = $1",
+            "SELECT reason, error, status_code, duration_ms FROM webhook.attempt WHERE event_id = $1",
             &[&event],
         );
         let row = row.unwrap_or_else(|error| panic!("{name}: {error:?}"));

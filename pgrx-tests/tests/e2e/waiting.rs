@@ -43,7 +43,8 @@ impl Kinds {
         let ordered = emit_with(database, "ordering_key => 'a'");
         let claims = engine::claim_due(database);
         assert_eq!(claims.len(), 1);
-        let failed: Vec<(Claim, Outcome)> = vec![(claims[0], Outcome::status(500, 1e9))];
+        let failed: Vec<(Claim, Outcome)> =
+            vec![(claims[0], Outcome::status(500, engine::LONG_AGO))];
         engine::settle(&mut database.connect(), &failed);
         set_retry_in_an_hour(database, retry);
 
@@ -70,7 +71,7 @@ impl Kinds {
     }
 }
 
-/// Its own time is long over, since the attempt ended in 2001.
+/// Its own time is long over, since the attempt ended long ago.
 #[track_caller]
 fn set_retry_in_an_hour(database: &Database, event: Uuid) {
     database.execute_as_engine(&format!(
@@ -152,7 +153,10 @@ fn a_retry_that_a_closed_breaker_brings_forward_is_due() {
     let retry = database.emit("order.created", json!({}));
     let mut client = database.connect();
     let claims = engine::claim_of(&mut client, 1, endpoint);
-    engine::settle(&mut client, &[(claims[0], Outcome::status(500, 1e9))]);
+    engine::settle(
+        &mut client,
+        &[(claims[0], Outcome::status(500, engine::LONG_AGO))],
+    );
     set_retry_in_an_hour(&database, retry);
     assert_eq!(why(&mut client, retry), "retry");
     database.execute("SELECT webhook_reset_breaker('orders')");
@@ -201,9 +205,9 @@ fn a_claim_leaves_nothing_behind_in_a_delivery_that_waits_again() {
     let endpoint = engine::add_endpoint(&database);
     let mut client = database.connect();
     for (outcome, waits_as) in [
-        (Outcome::error("released", 1e9), "new"),
-        (Outcome::error("local", 1e9), "retry"),
-        (Outcome::status(500, 1e9), "retry"),
+        (Outcome::error("released", engine::LONG_AGO), "new"),
+        (Outcome::error("local", engine::LONG_AGO), "retry"),
+        (Outcome::status(500, engine::LONG_AGO), "retry"),
     ] {
         let event = database.emit("order.created", json!({}));
         let claim = engine::claim_of(&mut client, 1, endpoint);

@@ -1,0 +1,62 @@
+-- Codes: the words by which monitors tell what happened. Every verdict and every reason stands in one of these lists and
+-- in no other place; tables CHECK them, webhook.code shows them, docs/retries.md and docs/states.md explain them.
+
+CREATE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+    "success": "the endpoint took the event; the delivery is SENT",
+    "retry":   "the attempt failed and another one follows; without an attempt left the delivery is FAILED",
+    "final":   "the attempt failed and no other one follows; the delivery is FAILED",
+    "disable": "the endpoint says that it is gone; the delivery is FAILED and the endpoint is disabled",
+    "release": "the worker gives the claim back; the attempt neither counts nor is logged",
+    "late":    "the claim was over when the outcome came; the outcome is logged and changes nothing"
+}';
+
+-- Why a delivery waits for another attempt, failed or was cancelled; why an attempt failed; what a breaker has last seen.
+CREATE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+    "status":           "the endpoint answered with a status that is no success",
+    "dns":              "the name of the host does not resolve, or not in time",
+    "connect":          "the connection was refused, or the host cannot be reached",
+    "timeout":          "connect_timeout or timeout ran out",
+    "tls":              "the TLS handshake failed, or the certificate is not valid",
+    "reset":            "the connection ended before a status was read",
+    "invalid_response": "the answer is not HTTP, or its headers exceed 16 kB",
+    "blocked":          "the address, the port or plain http is not allowed",
+    "invalid_request":  "the URL, a header, the secret or the template cannot be used",
+    "local":            "the worker itself was in trouble: memory, file descriptors, ports",
+    "circuit_open":     "the circuit breaker was open, and the policy does not hold deliveries",
+    "expired":          "expires_at has passed, or the delivery was parked for longer than hold_for",
+    "worker_lost":      "the worker ended before the attempt did",
+    "endpoint_removed": "a person removed the endpoint",
+    "event_deleted":    "a person deleted the event, so that there is nothing to send",
+    "redacted":         "a person redacted the event",
+    "cancelled":        "a person cancelled the delivery",
+    "skipped":          "the event was emitted while the circuit breaker was open, under when_open = skip",
+    "coalesced":        "a later event with the same coalesce_key took its place"
+}';
+
+-- Why an endpoint was disabled or its breaker closed, in alerts and in endpoint.disabled_reason, where a person may write
+-- anything else.
+CREATE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+    "gone":      "the endpoint answered with a status of disable_status, as HTTP 410 is",
+    "exhausted": "all attempts of a delivery failed, under on_exhausted = disable",
+    "tripped":   "failure_threshold was reached, under on_trip = disable",
+    "by_hand":   "a person did it"
+}';
+
+CREATE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
+CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.reasons() ? code;
+
+-- What last_error says where no attempt has left words of its own.
+CREATE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');
+
+CREATE VIEW webhook.code AS
+SELECT 'verdict' AS kind, v.key AS code, v.value AS meaning FROM jsonb_each_text(webhook.verdicts()) AS v
+UNION ALL
+SELECT 'reason', r.key, r.value FROM jsonb_each_text(webhook.reasons()) AS r
+UNION ALL
+SELECT 'endpoint_reason', e.key, e.value FROM jsonb_each_text(webhook.endpoint_reasons()) AS e;
+
+-- By functions, so that a later version knows another code without reading the tables.
+ALTER TABLE webhook.delivery_history ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
+ALTER TABLE webhook.dead_letter ADD CONSTRAINT known_reason CHECK (reason IS NOT NULL AND webhook.is_reason(reason));
+ALTER TABLE webhook.attempt ADD CONSTRAINT known_codes CHECK (webhook.is_verdict(verdict) AND webhook.is_reason(reason));
+ALTER TABLE webhook.breaker ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
