@@ -88,11 +88,13 @@ WITHOUT_SEARCH_PATH := \
 	--proc-without-search-path 'extschema.webhook_test(endpoint text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
 	--proc-without-search-path 'extschema.webhook_replay_all(endpoint text,event_type text,since timestamptz,until timestamptz,batch_size integer)'
 
+# CREATE OR REPLACE (PS002) cannot take what somebody has put there: the server refuses to replace what is no member
+# of the extension, and a test holds it to that.
 lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the install script
 	cargo fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	@echo "pgspot on the install script"
-	@$(VENV)/bin/python3 tools/pgspot.py --append $(WITHOUT_SEARCH_PATH) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
+	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
 		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
 
 unit: ## tests of the delivery crate, without PostgreSQL

@@ -332,6 +332,20 @@ CREATE TABLE webhook.instance (
     begun_at timestamptz NOT NULL DEFAULT now()
 );
 
+CREATE TABLE webhook.lane (
+    endpoint_id  int  NOT NULL,
+    ordering_key text COLLATE "C" NOT NULL,
+    event_id     uuid NOT NULL,
+    PRIMARY KEY (endpoint_id, ordering_key)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, ordering_key, event_id) WHERE ordering_key IS NOT NULL;
+
+CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
+
+CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
+    WHERE coalesce_key IS NOT NULL AND status = 'SENT';
+
 SELECT pg_catalog.pg_extension_config_dump('webhook.policy', 'WHERE NOT preset');
 SELECT pg_catalog.pg_extension_config_dump('webhook.endpoint', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.endpoint_id_seq', '');
@@ -346,3 +360,4 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.attempt', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.breaker', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.tally', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.worker_instance', '');
+SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');

@@ -1,53 +1,62 @@
+-- From here on every statement can be run again: an upgrade script is the changes of the tables, and then this file and
+-- all that follow.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- What SQL asks of the shared library.
 
 -- A new event id: UUID version 7, ordered by time.
-CREATE FUNCTION webhook.new_id() RETURNS uuid
+CREATE OR REPLACE FUNCTION webhook.new_id() RETURNS uuid
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'new_id_wrapper';
 
 -- The server's system identifier, as pg_control_system() reads it from a file.
-CREATE FUNCTION webhook.system_identifier() RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.system_identifier() RETURNS bigint
     LANGUAGE c STABLE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'system_identifier_wrapper';
 
 -- Refuses a role webhook_owner that somebody could use, or that may do more than own our tables.
-CREATE FUNCTION webhook.require_safe_owner() RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_safe_owner() RETURNS void
     LANGUAGE c STABLE
     AS 'MODULE_PATHNAME', 'require_safe_owner_wrapper';
 
 -- Lets webhook_owner connect to this database.
-CREATE FUNCTION webhook.grant_connect() RETURNS void
+CREATE OR REPLACE FUNCTION webhook.grant_connect() RETURNS void
     LANGUAGE c VOLATILE
     AS 'MODULE_PATHNAME', 'grant_connect_wrapper';
 
+-- Gives roles what their levels have gained: webhook.renew_levels().
+CREATE OR REPLACE FUNCTION webhook.renew_grants() RETURNS void
+    LANGUAGE c VOLATILE
+    AS 'MODULE_PATHNAME', 'renew_grants_wrapper';
+
 -- A new signing secret: whsec_ and 32 random bytes in base64.
-CREATE FUNCTION webhook.new_secret() RETURNS text
+CREATE OR REPLACE FUNCTION webhook.new_secret() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'new_secret_wrapper';
 
 -- Why the settings of this server forbid a URL, as far as can be said without looking its host up; null if they do not.
-CREATE FUNCTION webhook.url_problem(url text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
 
 -- Why a filter, given as the text of a jsonpath, could take too long for an emit; null if it cannot.
-CREATE FUNCTION webhook.pattern_problem(filter text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'pattern_problem_wrapper';
 
 -- What is wrong with the template of an endpoint, and the remedy, by the code that renders it; null if nothing is.
-CREATE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
+CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
     RETURNS SETOF record
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'template_problem_wrapper';
 
 -- For a HINT: the names that are close to one that does not exist; null where none is.
-CREATE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
 
 -- The request that an attempt would send now, by the code that sends it.
-CREATE FUNCTION webhook.render_request(
+CREATE OR REPLACE FUNCTION webhook.render_request(
     event_id uuid, event_type text, tenant text, occurred_at text, payload text, earlier_attempts int,
     url text, header_names text[], header_values text[], format text, template text, source text, secrets text[],
     OUT sent_url text, OUT sent_header_names text[], OUT sent_header_values text[], OUT body text)
@@ -56,31 +65,31 @@ CREATE FUNCTION webhook.render_request(
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
 -- Wakes this database's worker when the current transaction commits; true.
-CREATE FUNCTION webhook.wake() RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_wrapper';
 
 -- The memory of a session for what webhook.routes() has found; null where it knows nothing. It never outlives a change of an
 -- endpoint or a policy: src/routes.rs says how.
-CREATE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'recall_routes_wrapper';
 
-CREATE FUNCTION webhook.remember_routes(tenant text, event_type text, found int[]) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.remember_routes(tenant text, event_type text, found int[]) RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'remember_routes_wrapper';
 
 -- Has every session forget them, when the current transaction commits.
-CREATE FUNCTION webhook.forget_routes() RETURNS void
+CREATE OR REPLACE FUNCTION webhook.forget_routes() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'forget_routes_wrapper';
 
-CREATE FUNCTION webhook.is_preloaded() RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_preloaded() RETURNS boolean
     LANGUAGE c STABLE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_preloaded_wrapper';
 
 -- What the worker of this database last said of itself; no row where there is none.
-CREATE FUNCTION webhook.worker_report(
+CREATE OR REPLACE FUNCTION webhook.worker_report(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int,
     OUT last_error text, OUT last_error_at timestamptz)
     RETURNS SETOF record
@@ -89,11 +98,11 @@ CREATE FUNCTION webhook.worker_report(
 
 -- The protocol between this SQL and the programs that call it. It is another number where a call that they make has changed, and
 -- a program that does not speak it delivers nothing and says so (src/protocol.rs).
-CREATE FUNCTION webhook.protocol() RETURNS int
+CREATE OR REPLACE FUNCTION webhook.protocol() RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN 1;
 
 -- Asked by a procedure that commits, before anything else: refuses where it cannot, and says what to do.
-CREATE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';

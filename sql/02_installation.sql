@@ -8,7 +8,7 @@
 -- A standby that becomes a server of its own by pg_createsubscriber keeps all three. Its system identifier is new, and its major
 -- version is not, as it would be after pg_upgrade: the worker gives it another id when it starts.
 
-CREATE FUNCTION webhook.write_installation(new_id uuid) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.write_installation(new_id uuid) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     EXECUTE format('CREATE OR REPLACE FUNCTION webhook.installation(OUT id uuid, OUT system_identifier bigint, OUT major_version int)
@@ -16,14 +16,19 @@ BEGIN
                    new_id, webhook.system_identifier(), webhook.major_version());
 END $$;
 
-CREATE FUNCTION webhook.major_version() RETURNS int
+CREATE OR REPLACE FUNCTION webhook.major_version() RETURNS int
     LANGUAGE sql STABLE
     RETURN current_setting('server_version_num')::int / 10000;
 
-SELECT webhook.write_installation(pg_catalog.gen_random_uuid());
+DO $$
+BEGIN
+    IF to_regprocedure('webhook.installation()') IS NULL THEN
+        PERFORM webhook.write_installation(gen_random_uuid());
+    END IF;
+END $$;
 
 -- Asked by a worker before it sends anything.
-CREATE FUNCTION webhook.recognise_installation() RETURNS void
+CREATE OR REPLACE FUNCTION webhook.recognise_installation() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known record;
@@ -36,7 +41,7 @@ BEGIN
 END $$;
 
 -- In plpgsql for the same reason as webhook.policy_of(). A session without the library knows no webhook.site: that is no site.
-CREATE FUNCTION webhook.origin() RETURNS text
+CREATE OR REPLACE FUNCTION webhook.origin() RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN left(encode(sha256(convert_to(
@@ -45,7 +50,7 @@ BEGIN
 END $$;
 
 -- The routines of the extension, wherever they are.
-CREATE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
+CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT p.oid, p.proname FROM pg_extension x

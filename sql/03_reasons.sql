@@ -1,7 +1,7 @@
 -- Codes: the words by which monitors tell what happened. Every verdict and every reason stands in one of these lists and
 -- in no other place; tables CHECK them, webhook.code shows them, docs/retries.md and docs/states.md explain them.
 
-CREATE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+CREATE OR REPLACE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "success": "the endpoint took the event; the delivery is SENT",
     "retry":   "the attempt failed and another one follows; without an attempt left the delivery is FAILED",
     "final":   "the attempt failed and no other one follows; the delivery is FAILED",
@@ -11,7 +11,7 @@ CREATE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN j
 }';
 
 -- Why a delivery waits for another attempt, failed or was cancelled; why an attempt failed; what a breaker has last seen.
-CREATE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "status":           "the endpoint answered with a status that is no success",
     "dns":              "the name of the host does not resolve, or not in time",
     "connect":          "the connection was refused, or the host cannot be reached",
@@ -35,20 +35,20 @@ CREATE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN js
 
 -- Why an endpoint was disabled or its breaker closed, in alerts and in endpoint.disabled_reason, where a person may write
 -- anything else.
-CREATE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "gone":      "the endpoint answered with a status of disable_status, as HTTP 410 is",
     "exhausted": "all attempts of a delivery failed, under on_exhausted = disable",
     "tripped":   "failure_threshold was reached, under on_trip = disable",
     "by_hand":   "a person did it"
 }';
 
-CREATE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
-CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.reasons() ? code;
+CREATE OR REPLACE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
+CREATE OR REPLACE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.reasons() ? code;
 
 -- What last_error says where no attempt has left words of its own.
-CREATE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');
+CREATE OR REPLACE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');
 
-CREATE VIEW webhook.code AS
+CREATE OR REPLACE VIEW webhook.code AS
 SELECT 'verdict' AS kind, v.key AS code, v.value AS meaning FROM jsonb_each_text(webhook.verdicts()) AS v
 UNION ALL
 SELECT 'reason', r.key, r.value FROM jsonb_each_text(webhook.reasons()) AS r
@@ -56,7 +56,27 @@ UNION ALL
 SELECT 'endpoint_reason', e.key, e.value FROM jsonb_each_text(webhook.endpoint_reasons()) AS e;
 
 -- By functions, so that a later version knows another code without reading the tables.
-ALTER TABLE webhook.delivery_history ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
-ALTER TABLE webhook.dead_letter ADD CONSTRAINT known_reason CHECK (reason IS NOT NULL AND webhook.is_reason(reason));
-ALTER TABLE webhook.attempt ADD CONSTRAINT known_codes CHECK (webhook.is_verdict(verdict) AND webhook.is_reason(reason));
-ALTER TABLE webhook.breaker ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.delivery_history'::regclass AND c.conname = 'known_reason') THEN
+        ALTER TABLE webhook.delivery_history ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
+    END IF;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.dead_letter'::regclass AND c.conname = 'known_reason') THEN
+        ALTER TABLE webhook.dead_letter ADD CONSTRAINT known_reason CHECK (reason IS NOT NULL AND webhook.is_reason(reason));
+    END IF;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.attempt'::regclass AND c.conname = 'known_codes') THEN
+        ALTER TABLE webhook.attempt ADD CONSTRAINT known_codes CHECK (webhook.is_verdict(verdict) AND webhook.is_reason(reason));
+    END IF;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.breaker'::regclass AND c.conname = 'known_reason') THEN
+        ALTER TABLE webhook.breaker ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
+    END IF;
+END $$;

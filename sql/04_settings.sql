@@ -2,7 +2,7 @@
 
 -- A setting of ours by its name without "webhook."; the one reader, so that a session without the library goes by the same
 -- defaults as the library (src/settings.rs). Inlined where it is called: it costs what current_setting() does.
-CREATE FUNCTION webhook.setting(name text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN coalesce(current_setting('webhook.' || name, true), CASE name
         WHEN 'enabled' THEN 'on'

@@ -1,7 +1,23 @@
 -- The presets: `standard`, which is also the default of every column, and the systems whose users should find
 -- here what they know. docs/retries.md has their delays in full.
 
-INSERT INTO webhook.policy (preset, name) VALUES (true, 'standard');
+-- An upgrade writes them anew. A policy that a person has made keeps its row, also where a new preset has its name. The
+-- triggers of the table come back in later files: none may run here, least of all one of the version before.
+DO $$
+DECLARE
+    ours name;
+BEGIN
+    FOR ours IN
+        SELECT t.tgname FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE t.tgrelid = 'webhook.policy'::regclass AND p.pronamespace = 'webhook'::regnamespace
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON webhook.policy', ours);
+    END LOOP;
+END $$;
+DELETE FROM webhook.policy WHERE preset;
+
+INSERT INTO webhook.policy (preset, name) VALUES (true, 'standard')
+ON CONFLICT (name) DO NOTHING;
 
 INSERT INTO webhook.policy
     (preset, name, max_attempts, backoff, initial_delay, factor, max_delay, schedule, jitter_down, jitter_up,
@@ -37,4 +53,5 @@ VALUES
      20, 0, '120 s', '120 s', 'attempts', 'open', 'hold', 'continue', NULL, true),
     (true, 'job', 3, 'exponential', '1 s', 2, '24 h', DEFAULT, 0, 0,
      '{[200,300)}', '{[429,430), [500,600)}', '{}', '{dns, connect, timeout, reset}', 'ignore', '5 s', '5 s',
-     50, 0, '60 s', '60 min', 'final', 'disable', 'hold', 'continue', NULL, false);
+     50, 0, '60 s', '60 min', 'final', 'disable', 'hold', 'continue', NULL, false)
+ON CONFLICT (name) DO NOTHING;

@@ -1,6 +1,6 @@
 -- Policies: when to try again, and what an answer means. Rows, not code: a person adds one with an INSERT.
 
-CREATE FUNCTION webhook.protect_policy() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.protect_policy() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF TG_OP <> 'INSERT' AND OLD.preset THEN
@@ -27,10 +27,10 @@ BEGIN
     RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
 END $$;
 
-CREATE TRIGGER protect_policy BEFORE INSERT OR UPDATE OR DELETE ON webhook.policy
+CREATE OR REPLACE TRIGGER protect_policy BEFORE INSERT OR UPDATE OR DELETE ON webhook.policy
     FOR EACH ROW EXECUTE FUNCTION webhook.protect_policy();
 
-CREATE FUNCTION webhook.copy_policy(source text, target text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.copy_policy(source text, target text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.require_policy(source);
@@ -44,7 +44,7 @@ EXCEPTION WHEN unique_violation THEN
         HINT = 'Choose another name, or change the one there is: UPDATE webhook.policy SET ..';
 END $$;
 
-CREATE FUNCTION webhook.require_policy(policy_name text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_policy(policy_name text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM webhook.policy p WHERE p.name = policy_name) THEN
@@ -56,7 +56,7 @@ END $$;
 
 -- The policy of that name, or the default one: an endpoint restored before its policy must not stop anything. The worker
 -- asks several times in each turn: in plpgsql, since a query in an SQL function would be planned each time.
-CREATE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.policy
+CREATE OR REPLACE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.policy
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     policy webhook.policy;
@@ -68,7 +68,7 @@ END $$;
 
 -- What an outcome means under a policy: a status, or the code of an attempt without one. A status that was read decides,
 -- whatever came after it. 40_judgement.sql goes on from here.
-CREATE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE
         WHEN status_code <@ p.success_status THEN 'success'
@@ -81,7 +81,7 @@ CREATE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text)
     END;
 
 -- The policy's own wait after that many attempts. `draw`, between 0 and 1, places it between the jitter's bounds.
-CREATE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) RETURNS interval
+CREATE OR REPLACE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) RETURNS interval
     LANGUAGE sql IMMUTABLE
     RETURN make_interval(secs => greatest(0, CASE p.backoff
         WHEN 'fixed' THEN extract(epoch FROM p.initial_delay)::float8
@@ -92,10 +92,10 @@ CREATE FUNCTION webhook.own_delay(p webhook.policy, attempts int, draw float8) R
     END) * (1 - p.jitter_down + draw * (p.jitter_down + p.jitter_up)));
 
 -- The shortest wait before an attempt that nobody asked for, whatever a policy or an endpoint says.
-CREATE FUNCTION webhook.shortest_wait() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '100 ms';
+CREATE OR REPLACE FUNCTION webhook.shortest_wait() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '100 ms';
 
 -- The wait before the next attempt, where the endpoint may have asked for one (Retry-After): not for longer than max_delay.
-CREATE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
+CREATE OR REPLACE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own interval := webhook.own_delay(p, attempts, draw);
@@ -109,11 +109,11 @@ BEGIN
 END $$;
 
 -- The same by name, with a draw of its own; null where there is no such policy.
-CREATE FUNCTION webhook.backoff_delay(policy_name text, attempts int, retry_after interval) RETURNS interval
+CREATE OR REPLACE FUNCTION webhook.backoff_delay(policy_name text, attempts int, retry_after interval) RETURNS interval
     LANGUAGE sql VOLATILE
     RETURN (SELECT webhook.backoff_delay(p, attempts, backoff_delay.retry_after, random()) FROM webhook.policy p WHERE p.name = policy_name);
 
-CREATE FUNCTION webhook.longest_request_seconds() RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.longest_request_seconds() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT ceil(max(extract(epoch FROM p.connect_timeout + p.timeout)))::bigint
             FROM webhook.policy p WHERE EXISTS (SELECT FROM webhook.endpoint e WHERE e.policy = p.name));

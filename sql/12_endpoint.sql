@@ -4,21 +4,21 @@
 -- and names have no slash. In functions that take several endpoints `tenant/*` stands for those of a
 -- tenant, and `*` for every one.
 
-CREATE FUNCTION webhook.address(tenant text, name text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.address(tenant text, name text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN coalesce(tenant || '/', '') || name;
 
-CREATE FUNCTION webhook.address_tenant(address text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.address_tenant(address text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN strpos(address, '/') > 0 THEN left(address, strpos(address, '/') - 1) END;
 
-CREATE FUNCTION webhook.address_name(address text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.address_name(address text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN substr(address, strpos(address, '/') + 1);
 
 -- The endpoint of an address; no row where there is none. Two branches, since the unique index serves a
 -- comparison and an IS NULL but not both in one. Without SET, so that the planner sees through it.
-CREATE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id int)
+CREATE OR REPLACE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id int)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT e.id FROM webhook.endpoint e WHERE e.tenant IS NULL AND e.name = address
@@ -31,7 +31,7 @@ ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
 -- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
 -- attempt is judged again.
-CREATE FUNCTION webhook.require_permitted_url(url text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_permitted_url(url text) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     problem text := webhook.url_problem(url);
@@ -46,7 +46,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION webhook.header_size_problem(headers jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.header_size_problem(headers jsonb) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -71,7 +71,7 @@ END $$;
 
 -- Says what is wrong with an endpoint, with the remedy; every way to write one passes here. Its plans are generic: in any
 -- other the values are constants, and whoever pauses an endpoint could read its headers there with debug_print_plan.
-CREATE FUNCTION webhook.check_endpoint() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.check_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     problem text;
@@ -203,31 +203,31 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON webhook.endpoint
+CREATE OR REPLACE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.check_endpoint();
 
-CREATE FUNCTION webhook.remember_removed_endpoint() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.remember_removed_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO webhook.removed_endpoint (id, tenant, name) VALUES (OLD.id, OLD.tenant, OLD.name);
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
+CREATE OR REPLACE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
 
 -- Who inserts it again with its id has not removed it after all: what has that id is its own.
-CREATE FUNCTION webhook.forget_removed_endpoint() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM webhook.removed_endpoint r WHERE r.id = NEW.id;
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER forget_removed_endpoint AFTER INSERT ON webhook.endpoint
+CREATE OR REPLACE TRIGGER forget_removed_endpoint AFTER INSERT ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.forget_removed_endpoint();
 
-CREATE FUNCTION webhook.wake_worker() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.wake_worker() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.wake();
@@ -235,10 +235,10 @@ BEGIN
 END $$;
 
 -- Resumed, adopted or given another URL: the worker looks at once. By row, since settle() updates none most of the time.
-CREATE TRIGGER wake AFTER UPDATE ON webhook.endpoint
+CREATE OR REPLACE TRIGGER wake AFTER UPDATE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.wake_worker();
 
-CREATE FUNCTION webhook.require_endpoint(address text) RETURNS int
+CREATE OR REPLACE FUNCTION webhook.require_endpoint(address text) RETURNS int
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_id int := (SELECT a.id FROM webhook.endpoint_at(address) a);
@@ -255,13 +255,13 @@ BEGIN
 END $$;
 
 -- For a HINT: the addresses that are close to one that does not exist; null where none is.
-CREATE FUNCTION webhook.similar_addresses(address text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.similar_addresses(address text) RETURNS text
     LANGUAGE sql STABLE
     RETURN webhook.did_you_mean(address, ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e));
 
 -- The endpoints of an address where several make sense, in the order of their ids: two who lock them in it
 -- never wait for each other.
-CREATE FUNCTION webhook.addressed_endpoints(address text) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.addressed_endpoints(address text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     of_tenant text := webhook.address_tenant(address);
@@ -290,7 +290,7 @@ END $$;
 -- defaults. `changed` says what it changed. An endpoint that has all of it already is neither written nor
 -- locked: a migration may run any number of times. If somebody changes the row between the look and the
 -- UPDATE, the UPDATE waits, finds another version, and the row is looked at again.
-CREATE FUNCTION webhook.set_endpoint(
+CREATE OR REPLACE FUNCTION webhook.set_endpoint(
     endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
     template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb,
     OUT id int, OUT secret text, OUT changed text[])
@@ -371,7 +371,7 @@ END $$;
 
 -- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table. A page of it at once, and
 -- what is left by the worker, page after page (45_recovery.sql): a long queue must not be one long transaction.
-CREATE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     removed_id int := webhook.require_endpoint(endpoint);

@@ -1,7 +1,7 @@
 -- Signing secrets: made, checked, rotated.
 
 -- The message never contains the secret.
-CREATE FUNCTION webhook.require_secret(secret text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_secret(secret text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF (secret ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
@@ -14,7 +14,7 @@ END $$;
 
 -- Whatever the table would refuse is refused here first: its messages show the secret. A request carries a signature by each
 -- secret, and there are receivers that take only so much of a header.
-CREATE FUNCTION webhook.check_secret() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.check_secret() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most_secrets CONSTANT int := 10;
@@ -38,11 +38,11 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
+CREATE OR REPLACE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
     FOR EACH ROW EXECUTE FUNCTION webhook.check_secret();
 
 -- The one that is signed with longest: the newest.
-CREATE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT s.secret FROM webhook.secret s
             WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND (s.expires_at IS NULL OR s.expires_at > now())
@@ -50,7 +50,7 @@ CREATE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
 
 -- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
 -- that the receiver may take over the new one at any moment of it.
-CREATE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE

@@ -4,17 +4,17 @@
 -- were found. A session remembers the answer for each type and tenant until an endpoint or a policy changes.
 
 -- The keys under which an endpoint is found: one for each pattern, with its tenant in front. Exclusions find nobody.
-CREATE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
+CREATE OR REPLACE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (SELECT array_agg(coalesce(tenant, '') || ' ' || pattern) FROM unnest(event_types) AS pattern WHERE pattern NOT LIKE '!%');
 
-CREATE INDEX endpoint_subscription ON webhook.endpoint
+CREATE INDEX IF NOT EXISTS endpoint_subscription ON webhook.endpoint
     USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
 
 -- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the tenant and for endpoints
 -- without one; but our own events, webhook.*, are not everybody's business. Among them, as they are written, the exclusions
 -- that apply to it; no key of an endpoint looks like one, since all of those have a space.
-CREATE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
+CREATE OR REPLACE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keys text[] := ARRAY[' ' || event_type, '!' || event_type, CASE WHEN event_type NOT LIKE 'webhook.%' THEN ' *' END];
@@ -32,7 +32,7 @@ END $$;
 
 -- Who is subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees
 -- through it. An endpoint restored before its policy has that of the default one.
-CREATE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int, filter jsonpath)
+CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int, filter jsonpath)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT e.id, coalesce(p.max_attempts, (webhook.policy_of('standard')).max_attempts), e.filter
@@ -43,7 +43,7 @@ CREATE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int,
 
 -- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 where a filter has its say. With a
 -- snapshot of its own, so VOLATILE: the session remembers what is found. A plan made among few endpoints must do for many.
-CREATE FUNCTION webhook.routes(tenant text, event_type text) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE plpgsql VOLATILE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -59,7 +59,7 @@ BEGIN
     RETURN known;
 END $$;
 
-CREATE FUNCTION webhook.routes_changed() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.routes_changed() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.forget_routes();
@@ -67,15 +67,15 @@ BEGIN
 END $$;
 
 -- Always: also where rows come by logical replication.
-CREATE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE OF id, tenant, event_types, filter, policy ON webhook.endpoint
+CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE OF id, tenant, event_types, filter, policy ON webhook.endpoint
     FOR EACH STATEMENT EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER routes_changed;
-CREATE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE ON webhook.policy
+CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE ON webhook.policy
     FOR EACH STATEMENT EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.policy ENABLE ALWAYS TRIGGER routes_changed;
 
 -- What filters are applied to.
-CREATE FUNCTION webhook.filtered_document(event_type text, payload jsonb) RETURNS jsonb
+CREATE OR REPLACE FUNCTION webhook.filtered_document(event_type text, payload jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
     RETURN jsonb_build_object('type', event_type, 'data', payload);
 
@@ -83,14 +83,14 @@ CREATE FUNCTION webhook.filtered_document(event_type text, payload jsonb) RETURN
 -- subtransaction to catch it: a silent jsonpath raises only what webhook.filter_problem() refuses, apart from what any
 -- statement may meet: a cancellation, and the limits of memory, of the stack and of a jsonb's size. In UTC: whether an event
 -- passes is not up to its emitter.
-CREATE FUNCTION webhook.passes(filter jsonpath, event_type text, payload jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.passes(filter jsonpath, event_type text, payload jsonb) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
     RETURN coalesce(jsonb_path_match_tz(webhook.filtered_document(event_type, payload), filter, '{}', true), false);
 END $$;
 
 -- What is wrong with a filter; null where nothing is.
-CREATE FUNCTION webhook.filter_problem(filter jsonpath) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.filter_problem(filter jsonpath) RETURNS text
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answers text[];

@@ -10,11 +10,11 @@
 -- What is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
 -- need them.
 
-CREATE FUNCTION webhook.is_event_type(event_type text) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_event_type(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN event_type ~ '^[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*$' AND length(event_type) <= 200 AND event_type NOT LIKE 'webhook.%';
 
-CREATE FUNCTION webhook.refuse_event_type(event_type text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.refuse_event_type(event_type text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF event_type LIKE 'webhook.%' THEN
@@ -25,11 +25,11 @@ BEGIN
         HINT = 'A type is made of letters, digits, _ and -, in parts joined by dots, such as order.created.';
 END $$;
 
-CREATE FUNCTION webhook.is_tenant(tenant text) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_tenant(tenant text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN tenant ~ '^[^[:cntrl:][:space:]/]{1,200}$' AND tenant <> '*';
 
-CREATE FUNCTION webhook.refuse_tenant(tenant text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.refuse_tenant(tenant text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'tenant "%" is not valid', tenant USING ERRCODE = 'invalid_parameter_value',
@@ -37,7 +37,7 @@ BEGIN
                'leave it null for none.';
 END $$;
 
-CREATE FUNCTION webhook.refuse_null_payload() RETURNS void
+CREATE OR REPLACE FUNCTION webhook.refuse_null_payload() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'payload must not be null' USING ERRCODE = 'null_value_not_allowed',
@@ -49,7 +49,7 @@ END $$;
 -- it among arrays, so not for an array of types.
 CREATE DOMAIN webhook.type_beside_json AS text;
 
-CREATE FUNCTION webhook.refuse_json(parameter text) RETURNS uuid
+CREATE OR REPLACE FUNCTION webhook.refuse_json(parameter text) RETURNS uuid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION '% must be jsonb, not json', parameter USING ERRCODE = 'datatype_mismatch',
@@ -58,7 +58,7 @@ END $$;
 
 -- Not a CHECK of the table: what was emitted before there was such a rule can be restored. The ranges are those of
 -- control characters, whatever the collation of the database takes for one.
-CREATE FUNCTION webhook.require_key(parameter text, value text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_key(parameter text, value text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF value ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
@@ -72,7 +72,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION webhook.require_lifetime(deliver_at timestamptz, expires_at timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_lifetime(deliver_at timestamptz, expires_at timestamptz) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF expires_at <= deliver_at THEN
@@ -83,7 +83,7 @@ END $$;
 
 -- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with
 -- level `emit` may not see them.
-CREATE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -107,7 +107,7 @@ BEGIN
     RETURN found_ids;
 END $$;
 
-CREATE FUNCTION webhook.refuse_size(size int) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.refuse_size(size int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'payload is larger than webhook.max_payload' USING ERRCODE = 'program_limit_exceeded',
@@ -115,7 +115,7 @@ BEGIN
         HINT = 'Send less, say a reference to the row, or raise webhook.max_payload.';
 END $$;
 
-CREATE FUNCTION webhook.max_payload() RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.max_payload() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN pg_size_bytes(webhook.setting('max_payload'));
 
@@ -128,7 +128,7 @@ CREATE FUNCTION webhook.max_payload() RETURNS bigint
 -- whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen, in REPEATABLE READ, the
 -- server says so with a serialization failure. A new key is inserted without looking for it first: to have found it missing
 -- would be in conflict with all who insert beside it, in SERIALIZABLE.
-CREATE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_event_ids uuid[]) RETURNS uuid[]
+CREATE OR REPLACE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_event_ids uuid[]) RETURNS uuid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     tenant_or_none text := coalesce(key_tenant, '');
@@ -195,7 +195,7 @@ BEGIN
 END $$;
 
 -- All that few events have. What is not valid is refused.
-CREATE FUNCTION webhook.require_options(
+CREATE OR REPLACE FUNCTION webhook.require_options(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -214,7 +214,7 @@ BEGIN
 END $$;
 
 -- The deliveries of an event for endpoints that were named or have a filter; whether there are any.
-CREATE FUNCTION webhook.queue_for_some(
+CREATE OR REPLACE FUNCTION webhook.queue_for_some(
     event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
     wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz) RETURNS boolean
     LANGUAGE plpgsql
@@ -235,7 +235,7 @@ END $$;
 -- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql): it remembers who wants
 -- the event, has no SET, of which each costs as much as an index entry, and expressions that need no executor. Without a
 -- search_path of its own, all that it names is named in full, also operators.
-CREATE FUNCTION webhook.emit(
+CREATE OR REPLACE FUNCTION webhook.emit(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])
     RETURNS uuid
@@ -309,7 +309,7 @@ END $$;
 
 -- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
 -- for all. The endpoints are looked up once for each type and tenant. An array of keys may be null.
-CREATE FUNCTION webhook.emit_events(
+CREATE OR REPLACE FUNCTION webhook.emit_events(
     event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
     ordering_keys text[] DEFAULT NULL, coalesce_keys text[] DEFAULT NULL) RETURNS void
@@ -366,7 +366,7 @@ BEGIN
 END $$;
 
 -- The keys of many events: one for each of them, valid or null; null where there are none at all.
-CREATE FUNCTION webhook.require_keys(parameter text, keys text[], events int) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_keys(parameter text, keys text[], events int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF keys IS NULL THEN
@@ -381,7 +381,7 @@ END $$;
 
 -- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
 -- No array is none at all: what array_agg() makes of no rows.
-CREATE FUNCTION webhook.emit_many(
+CREATE OR REPLACE FUNCTION webhook.emit_many(
     event_types text[], payloads jsonb[], ordering_keys text[], idempotency_keys text[], coalesce_keys text[],
     deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
     RETURNS SETOF uuid
@@ -432,7 +432,7 @@ BEGIN
     RETURN QUERY SELECT unnest(events_of_keys);
 END $$;
 
-CREATE FUNCTION webhook.emit_many(
+CREATE OR REPLACE FUNCTION webhook.emit_many(
     event_type text, payloads jsonb[], ordering_keys text[], idempotency_keys text[], coalesce_keys text[],
     deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
     RETURNS SETOF uuid

@@ -10,7 +10,7 @@
 
 -- The arrays of a batch go together; those of keys and tenants are null where no event has one. The keys are made of values of
 -- the row by the trigger function, and valid.
-CREATE FUNCTION webhook.emit_changes(
+CREATE OR REPLACE FUNCTION webhook.emit_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -34,7 +34,7 @@ BEGIN
 END $$;
 
 -- The same for on_error = warn: what cannot be emitted is left out and counted, found by halving what it is in.
-CREATE FUNCTION webhook.emit_possible_changes(
+CREATE OR REPLACE FUNCTION webhook.emit_possible_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[],
     INOUT lost bigint, INOUT problem text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -62,24 +62,24 @@ END $$;
 -- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
 -- AFTER, for each row or for each statement. A statement gives its rows in transition tables, of any name; without them, as
 -- after TRUNCATE, it is one event without rows.
-CREATE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
+CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE c
     AS 'MODULE_PATHNAME', 'webhook_trigger';
 
 -- By membership and not by name: the owner of the schema that the extension is in may rename it and make another.
-CREATE FUNCTION webhook.trigger_function() RETURNS regproc
+CREATE OR REPLACE FUNCTION webhook.trigger_function() RETURNS regproc
     LANGUAGE sql STABLE
     RETURN (SELECT m.routine FROM webhook.members() m WHERE m.name = 'webhook_trigger');
 
 -- Columns that are computed when they are read: a row that a trigger sees has no value of them. PostgreSQL has them from 18 on.
-CREATE FUNCTION webhook.virtual_columns(target regclass) RETURNS text[]
+CREATE OR REPLACE FUNCTION webhook.virtual_columns(target regclass) RETURNS text[]
     LANGUAGE sql STABLE
     RETURN ARRAY(SELECT a.attname::text FROM pg_attribute a
                  WHERE a.attrelid = target AND a.attgenerated = 'v' AND NOT a.attisdropped ORDER BY a.attnum);
 
 -- The triggers that webhook_watch() has made for the table. A partition has copies of its table's row triggers, which are not
 -- its own: they have a parent.
-CREATE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF oid
+CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT t.oid FROM pg_trigger t
@@ -88,7 +88,7 @@ CREATE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF oid
     END;
 
 -- What may be watched: a table that emitting does not write, with all its parts.
-CREATE FUNCTION webhook.require_watchable(target regclass, condition text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_watchable(target regclass, condition text) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     watched record;
@@ -143,7 +143,7 @@ BEGIN
 END $$;
 
 -- What a watch may be, and says so where it may not.
-CREATE FUNCTION webhook.require_watch(
+CREATE OR REPLACE FUNCTION webhook.require_watch(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -198,7 +198,7 @@ END $$;
 
 -- The schema and the table that events report, as JSON; nothing where they are those of the table that fires, as it is then.
 -- Row triggers of a partitioned table fire for its partitions, which are to report the table's name.
-CREATE FUNCTION webhook.reported_name(target regclass, reported_as text, is_by_row boolean) RETURNS jsonb
+CREATE OR REPLACE FUNCTION webhook.reported_name(target regclass, reported_as text, is_by_row boolean) RETURNS jsonb
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     parts text[];
@@ -222,7 +222,7 @@ BEGIN
 END $$;
 
 -- The commands that make the watch of a table what it is to be: none where it is that already.
-CREATE FUNCTION webhook.watch_commands(
+CREATE OR REPLACE FUNCTION webhook.watch_commands(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -284,7 +284,7 @@ BEGIN
     SELECT c.text FROM command c ORDER BY c.step, c.name;
 END $$;
 
-CREATE FUNCTION webhook.refuse_condition(code text, message text, detail text, hint text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.refuse_condition(code text, message text, detail text, hint text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     hint := concat_ws(' ', nullif(hint, ''),
@@ -296,7 +296,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, DETAIL = detail, HINT = hint;
 END $$;
 
-CREATE FUNCTION webhook.watch_definitions(target regclass) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.watch_definitions(target regclass) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY
@@ -307,7 +307,7 @@ END $$;
 -- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of what it had made for this table before;
 -- returns the triggers. Who calls it needs the right to create triggers of the table, and to execute webhook_trigger(). It has no
 -- search_path of its own: the names in a condition are the caller's. Nothing else is looked up here.
-CREATE FUNCTION webhook.watch(
+CREATE OR REPLACE FUNCTION webhook.watch(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text)
     RETURNS SETOF text
@@ -342,7 +342,7 @@ BEGIN
 END $$;
 
 -- Drops what webhook_watch() has made, and says how many triggers that were. Others that call webhook_trigger() stay.
-CREATE FUNCTION webhook.unwatch(target regclass) RETURNS int
+CREATE OR REPLACE FUNCTION webhook.unwatch(target regclass) RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     made name;

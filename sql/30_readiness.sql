@@ -6,7 +6,7 @@
 
 -- Whether anything of the endpoint's keeps its deliveries back, and what: the first that applies. 'ready' is nothing. A test is
 -- sent in every state but 'held', and a probe in 'open' and 'half_open'.
-CREATE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at timestamptz, paused_at timestamptz, breaker_state text)
+CREATE OR REPLACE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at timestamptz, paused_at timestamptz, breaker_state text)
     RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN NOT is_ours THEN 'held'
@@ -17,32 +17,32 @@ CREATE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at timestamptz,
                 ELSE 'ready' END;
 
 -- Whether there is time left until expires_at. A delivery that has none is never claimed; 43_open_breaker.sql fails it.
-CREATE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN expires_at IS NULL OR expires_at > now();
 
 -- Whether nothing of its own but time keeps a delivery back: it is neither in flight nor parked nor behind another.
-CREATE FUNCTION webhook.awaits_its_time(q webhook.delivery_queue) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.awaits_its_time(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN q.status = 'PENDING' AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
            AND webhook.has_time(q.expires_at);
 
 -- Whether a delivery may be sent now, as far as it is its own business. When a breaker has closed, retries of attempts before
 -- that are due at once: `retries_before` of the breaker, null for none.
-CREATE FUNCTION webhook.is_ready(q webhook.delivery_queue, retries_before timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_ready(q webhook.delivery_queue, retries_before timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q)
            AND (q.next_attempt_at <= now() OR q.wait_reason = 'retry' AND q.last_attempt_at < retries_before);
 
 -- Whether a delivery may be the probe of a breaker: a retry also before its time, but nothing that a person or an emitter has
 -- put off.
-CREATE FUNCTION webhook.may_be_probe(q webhook.delivery_queue) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.may_be_probe(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q) AND q.event_type <> 'webhook.test'
            AND (q.next_attempt_at <= now() OR q.wait_reason = 'retry');
 
 -- Why a PENDING delivery waits, as far as it is its own business, in a word: 'due' for no reason.
-CREATE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retries_before timestamptz) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retries_before timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE WHEN webhook.is_ready(q, retries_before) THEN 'due'
                 WHEN NOT webhook.has_time(q.expires_at) THEN 'expired'
@@ -52,7 +52,7 @@ CREATE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retries_before 
                 ELSE 'scheduled' END;
 
 -- All that an endpoint has in the queue. No single index has it: one has what only time keeps back, the other has the rest.
-CREATE FUNCTION webhook.queue_of(endpoint int) RETURNS SETOF webhook.delivery_queue
+CREATE OR REPLACE FUNCTION webhook.queue_of(endpoint int) RETURNS SETOF webhook.delivery_queue
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT q.* FROM webhook.delivery_queue q

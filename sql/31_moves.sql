@@ -6,7 +6,7 @@
 
 -- From the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of an attempt; last_error
 -- says the same in words. `attempts_spent` counts in each of them, as failing fast does.
-CREATE FUNCTION webhook.finish_queued(
+CREATE OR REPLACE FUNCTION webhook.finish_queued(
     event_ids uuid[], endpoint_ids int[], new_status text, new_reason text, attempts_spent int DEFAULT 0) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -35,7 +35,7 @@ BEGIN
 END $$;
 
 -- From the queue to the dead letters. As where settle() fails a delivery, it is an alert and counts in the metrics.
-CREATE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], new_reason text, attempts_spent int DEFAULT 0)
+CREATE OR REPLACE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], new_reason text, attempts_spent int DEFAULT 0)
     RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -63,7 +63,7 @@ END $$;
 -- A delivery as it is queued again, whoever asks: from the start and due now. What had expired does not again, and what was sent or
 -- cancelled is not coalesced any more: somebody wants it sent, whatever has come after it. `claim_seq` goes on, so that a late
 -- outcome stays late.
-CREATE FUNCTION webhook.requeued(d webhook.delivery) RETURNS webhook.delivery
+CREATE OR REPLACE FUNCTION webhook.requeued(d webhook.delivery) RETURNS webhook.delivery
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF d.status IN ('SENT', 'CANCELLED') THEN
@@ -90,7 +90,7 @@ END $$;
 
 -- Back to the queue: deliveries that have ended as one of these statuses says. Not where the endpoint was removed, or where there
 -- is no payload any more.
-CREATE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], statuses text[]) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], statuses text[]) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
@@ -125,7 +125,7 @@ END $$;
 -- These deliveries are gone: their attempts go too, and each event that is older and that no delivery has any more, with
 -- all its attempts. An attempt that stays, locked or too many for one step, keeps its event, and is found again by it. Says how
 -- many events have gone.
-CREATE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS int
+CREATE OR REPLACE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS int
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off

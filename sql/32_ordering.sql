@@ -15,21 +15,11 @@
 --
 -- Nobody waits for a row. What a lock or an old snapshot has kept from being passed on, webhook.keep_order() passes on.
 
-CREATE TABLE webhook.lane (
-    endpoint_id  int  NOT NULL,
-    ordering_key text COLLATE "C" NOT NULL,
-    event_id     uuid NOT NULL,
-    PRIMARY KEY (endpoint_id, ordering_key)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
-SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');
-
-CREATE INDEX delivery_queue_order ON webhook.delivery_queue (endpoint_id, ordering_key, event_id) WHERE ordering_key IS NOT NULL;
-
 -- Of these places, which the caller has locked, those that may be claimed; the others are set aside, and some of those behind them
 -- too, which the caller would meet next. Where somebody has locked the
 -- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
 -- places are put off for a second, so that they are not in the way of what is behind them.
-CREATE FUNCTION webhook.set_followers_aside(places tid[]) RETURNS tid[]
+CREATE OR REPLACE FUNCTION webhook.set_followers_aside(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -91,7 +81,7 @@ BEGIN
 END $$;
 
 -- Whether it may be the probe.
-CREATE FUNCTION webhook.has_its_turn(q webhook.delivery_queue) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.has_its_turn(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     turn_of uuid;
@@ -109,7 +99,7 @@ BEGIN
 END $$;
 
 -- Their turn has come: followers wait for nothing but their time.
-CREATE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -128,7 +118,7 @@ BEGIN
 END $$;
 
 -- The delivery that had the turn has left the queue or the dead letters: it is the next one's, if there is one.
-CREATE FUNCTION webhook.pass_turn(of_endpoint int, of_key text, from_event uuid) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.pass_turn(of_endpoint int, of_key text, from_event uuid) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET plan_cache_mode = force_generic_plan AS $$
@@ -157,20 +147,20 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION webhook.pass_turn() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.pass_turn() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.pass_turn(OLD.endpoint_id, OLD.ordering_key, OLD.event_id);
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
+CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
-CREATE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
+CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
 
 -- Lanes on the next page whose delivery has left the queue; the end is null, as is the beginning.
-CREATE FUNCTION webhook.lost_turns(
+CREATE OR REPLACE FUNCTION webhook.lost_turns(
     INOUT after_endpoint int, INOUT after_key text, page_size int, OUT endpoint_ids int[], OUT ordering_keys text[])
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -191,7 +181,7 @@ BEGIN
 END $$;
 
 -- Followers on the next page of all that have a key which wait for nobody.
-CREATE FUNCTION webhook.lost_followers(
+CREATE OR REPLACE FUNCTION webhook.lost_followers(
     INOUT after_endpoint int, INOUT after_key text, INOUT after_event uuid, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[])
     LANGUAGE plpgsql STABLE
@@ -218,7 +208,7 @@ END $$;
 
 -- Now and then, a page of each: turns of deliveries that are gone are passed on, and followers that wait for nobody are called. Says
 -- where the next pages begin; null is the beginning.
-CREATE FUNCTION webhook.keep_order(
+CREATE OR REPLACE FUNCTION webhook.keep_order(
     INOUT lane_endpoint int DEFAULT NULL, INOUT lane_key text DEFAULT NULL,
     INOUT follower_endpoint int DEFAULT NULL, INOUT follower_key text DEFAULT NULL,
     INOUT follower_event uuid DEFAULT NULL, page_size int DEFAULT 2000)

@@ -9,13 +9,9 @@
 -- a person sends again by webhook_replay() or with an UPDATE, after it was sent or cancelled, is sent all the same; it has lost its
 -- key (requeue(), manual_update()).
 
-CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, coalesce_key, event_id) WHERE coalesce_key IS NOT NULL;
-CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
-    WHERE coalesce_key IS NOT NULL AND status = 'SENT';
-
 -- The deliveries that are older than one of these events, have its coalesce_key, and wait for an endpoint that it goes to. The
 -- settings are for this statement alone: a function that it called would inherit them.
-CREATE FUNCTION webhook.superseded(by_events uuid[], OUT event_ids uuid[], OUT endpoint_ids int[])
+CREATE OR REPLACE FUNCTION webhook.superseded(by_events uuid[], OUT event_ids uuid[], OUT endpoint_ids int[])
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -34,7 +30,7 @@ BEGIN
     ) older;
 END $$;
 
-CREATE FUNCTION webhook.supersede(by_events uuid[]) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.supersede(by_events uuid[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     older record;
@@ -49,7 +45,7 @@ BEGIN
 END $$;
 
 -- Whether a newer one waits, is in flight or has been sent. With the settings of the caller, who asks for row after row.
-CREATE FUNCTION webhook.is_superseded(q webhook.delivery_queue) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_superseded(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     of_tenant text;
@@ -68,7 +64,7 @@ BEGIN
 END $$;
 
 -- Of these places, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
-CREATE FUNCTION webhook.cancel_superseded(places tid[]) RETURNS tid[]
+CREATE OR REPLACE FUNCTION webhook.cancel_superseded(places tid[]) RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$

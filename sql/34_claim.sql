@@ -15,7 +15,7 @@
 -- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
 -- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0
 -- for what is due and a day at most. Endpoints whose deliveries are all parked or wait for their turn are not on it.
-CREATE FUNCTION webhook.agenda(after_endpoint int, page_size int)
+CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, turns_away boolean)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -63,7 +63,7 @@ BEGIN
 END $$;
 
 -- A time as the body of a request has it.
-CREATE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
@@ -73,7 +73,7 @@ CREATE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
 -- payload at most. The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of
 -- them.
 -- The payload is null where somebody has deleted or redacted the event.
-CREATE FUNCTION webhook.claim(
+CREATE OR REPLACE FUNCTION webhook.claim(
     instance int, endpoint_ids int[], capacities int[], in_flight int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text, tenant text)
@@ -156,7 +156,7 @@ END $$;
 
 -- Where events come from, as CloudEvents say it: /webhook/<database>, or /webhook/<webhook.site>/<database>. What not every URI may
 -- have is percent-encoded.
-CREATE FUNCTION webhook.event_source() RETURNS text
+CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT '/webhook' || string_agg(CASE WHEN chr(b.byte) ~ '[A-Za-z0-9._~/-]' THEN chr(b.byte)
                                                  ELSE '%' || lpad(upper(to_hex(b.byte)), 2, '0') END, '' ORDER BY place)
@@ -165,7 +165,7 @@ CREATE FUNCTION webhook.event_source() RETURNS text
                  LATERAL (SELECT get_byte(path, place) AS byte) b);
 
 -- How to reach these endpoints, and in which format. One that was made without a secret gets it here.
-CREATE FUNCTION webhook.routes(endpoint_ids int[])
+CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, header_names text[], header_values text[], secrets text[], connect_timeout_ms int, timeout_ms int,
                    max_in_flight int, format text, template text, source text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

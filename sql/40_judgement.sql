@@ -5,11 +5,11 @@
 -- expressions that the planner puts in place: a call for each outcome would double what a success costs.
 
 -- The code of an outcome that is no success. Where a status was read it is that, whatever came after it.
-CREATE FUNCTION webhook.reason_of(status_code int, failure text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.reason_of(status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN status_code IS NOT NULL THEN 'status' WHEN failure <> 'released' THEN failure END;
 
-CREATE FUNCTION webhook.judgement(
+CREATE OR REPLACE FUNCTION webhook.judgement(
     verdict text, p webhook.policy, attempts int, max_attempts int, status_code int, failure text, retry_after_s float8,
     ended_at timestamptz, draw float8) RETURNS webhook.judgement
     LANGUAGE sql STABLE
@@ -28,7 +28,7 @@ CREATE FUNCTION webhook.judgement(
     )::webhook.judgement;
 
 -- `draw`, between 0 and 1, is for the jitter.
-CREATE FUNCTION webhook.judge(
+CREATE OR REPLACE FUNCTION webhook.judge(
     p webhook.policy, attempts int, max_attempts int, status_code int, failure text, retry_after_s float8,
     ended_at timestamptz, draw float8) RETURNS webhook.judgement
     LANGUAGE sql STABLE
@@ -36,7 +36,7 @@ CREATE FUNCTION webhook.judge(
                              retry_after_s, ended_at, draw);
 
 -- Of an attempt whose claim is over.
-CREATE FUNCTION webhook.judge_late(p webhook.policy, status_code int, failure text) RETURNS webhook.judgement
+CREATE OR REPLACE FUNCTION webhook.judge_late(p webhook.policy, status_code int, failure text) RETURNS webhook.judgement
     LANGUAGE sql IMMUTABLE
     RETURN ROW('late', NULL, NULL, CASE WHEN webhook.verdict(p, status_code, failure) <> 'success'
                                         THEN webhook.reason_of(status_code, failure) END)::webhook.judgement;

@@ -27,13 +27,13 @@
 -- settle() hands in the outcomes of a batch with their judgements; what each of them does to the breaker is in
 -- webhook.follow(), which reads and writes nothing but its arguments.
 
-CREATE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
+CREATE OR REPLACE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
     LANGUAGE sql IMMUTABLE
     RETURN greatest(make_interval(secs => least(extract(epoch FROM p.cooldown)::float8 * power(2::float8, least(trips - 1, 60)),
                                                 extract(epoch FROM p.max_cooldown)::float8)),
                     webhook.shortest_wait());
 
-CREATE FUNCTION webhook.closed(b webhook.breaker, since timestamptz, failures int DEFAULT 0) RETURNS webhook.breaker
+CREATE OR REPLACE FUNCTION webhook.closed(b webhook.breaker, since timestamptz, failures int DEFAULT 0) RETURNS webhook.breaker
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF b.state <> 'CLOSED' THEN
@@ -50,7 +50,7 @@ BEGIN
     RETURN b;
 END $$;
 
-CREATE FUNCTION webhook.opened(b webhook.breaker, p webhook.policy, since timestamptz) RETURNS webhook.breaker
+CREATE OR REPLACE FUNCTION webhook.opened(b webhook.breaker, p webhook.policy, since timestamptz) RETURNS webhook.breaker
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     b.state := 'OPEN';
@@ -65,13 +65,13 @@ BEGIN
 END $$;
 
 -- An alert, until webhook.alert has it.
-CREATE FUNCTION webhook.alert_about(endpoint_id int, kind text, reason text, error text, is_own boolean) RETURNS webhook.alert
+CREATE OR REPLACE FUNCTION webhook.alert_about(endpoint_id int, kind text, reason text, error text, is_own boolean) RETURNS webhook.alert
     LANGUAGE sql STABLE
     RETURN ROW(NULL, endpoint_id, kind, reason, error, is_own, 1, '{}', now())::webhook.alert;
 
 -- The breaker of an endpoint after these outcomes, one by one in the order in which they ended; whether the endpoint is
 -- disabled then, and the alerts on the way.
-CREATE FUNCTION webhook.follow(
+CREATE OR REPLACE FUNCTION webhook.follow(
     p webhook.policy, outcomes webhook.outcome[], INOUT b webhook.breaker, INOUT disabled_reason text,
     OUT alerts webhook.alert[])
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -161,13 +161,13 @@ BEGIN
 END $$;
 
 -- Success changes nothing here.
-CREATE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.ramp IS NULL AND b.test_event_id IS NULL;
 
 -- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. Nobody is waited for: it returns
 -- the endpoints that somebody has locked, or whose breaker, and has done nothing about them.
-CREATE FUNCTION webhook.move_breakers(outcomes webhook.outcome[]) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.move_breakers(outcomes webhook.outcome[]) RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -245,7 +245,7 @@ BEGIN
     RETURN locked;
 END $$;
 
-CREATE FUNCTION webhook.probe_is_due(b webhook.breaker) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.probe_is_due(b webhook.breaker) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN b.state <> 'CLOSED' AND b.probe_at <= now()
@@ -258,7 +258,7 @@ END $$;
 -- for it, and tests. The probe is what has waited longest, retries that wait for their time included; not what has to wait for
 -- its turn or was superseded. Of that no more than a page is passed over, and then set aside or cancelled as in claim(), so that
 -- the next call gets further.
-CREATE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
+CREATE OR REPLACE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     page_size CONSTANT int := 200;
@@ -320,7 +320,7 @@ BEGIN
 END $$;
 
 -- Ends the bringing forward of retries where there are none left to bring.
-CREATE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
     LANGUAGE sql
     BEGIN ATOMIC
         WITH caught_up AS MATERIALIZED (
@@ -333,14 +333,14 @@ CREATE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
         UPDATE webhook.breaker b SET retries_before = NULL FROM caught_up c WHERE b.endpoint_id = c.endpoint_id;
     END;
 
-CREATE FUNCTION webhook.reset_breaker(endpoint text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.reset_breaker(endpoint text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.close_breaker(webhook.require_endpoint(endpoint));
 END $$;
 
 -- Closed now, by a person: counter 0, waiting retries due at once.
-CREATE FUNCTION webhook.close_breaker(endpoint_id int) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.close_breaker(endpoint_id int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO webhook.alert (endpoint_id, kind, reason)

@@ -11,13 +11,13 @@
 -- empty never reads all of it. They are locked by the first statement, so they stay where they are for the others.
 
 -- Events of the extension itself: alerts and tests.
-CREATE FUNCTION webhook.is_own(event_type text) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN event_type LIKE 'webhook.%';
 
 -- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
 -- outcomes are handed back, and what was finished, for webhook.add_tally().
-CREATE FUNCTION webhook.settle(
+CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
     OUT locked_event_ids uuid[], OUT locked_endpoint_ids int[], OUT locked_claim_seqs bigint[],

@@ -2,7 +2,7 @@
 
 -- When to look again at an endpoint that has a breaker to follow; null where only somebody's commit or an outcome can
 -- change that. `turns_away`: deliveries that are due do not wait meanwhile, and webhook.turn_away() takes care of them.
-CREATE FUNCTION webhook.next_look_at_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
+CREATE OR REPLACE FUNCTION webhook.next_look_at_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
                                            OUT due_at timestamptz, OUT turns_away boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -39,13 +39,13 @@ END $$;
 
 -- What `skip` cancels when it is due: emitted since the breaker opened, and since then neither tried nor asked for by a person,
 -- who wants it sent.
-CREATE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, opened_at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, opened_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN created_at >= opened_at AND wait_reason = 'new';
 
 -- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
 -- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many in all; says how many.
-CREATE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -113,7 +113,7 @@ END $$;
 
 -- Fails what is not worth sending any more (expires_at), whatever the state of its endpoint; nothing claims it meanwhile. At
 -- most that many; says how many.
-CREATE FUNCTION webhook.expire_overdue(page_size int) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.expire_overdue(page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
@@ -133,7 +133,7 @@ END $$;
 
 -- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as
 -- long. At most that many in all; says how many.
-CREATE FUNCTION webhook.expire_parked(page_size int) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.expire_parked(page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_bitmapscan = off SET enable_sort = off
     SET plan_cache_mode = force_generic_plan AS $$

@@ -5,7 +5,7 @@
 
 -- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session. Anybody may have
 -- locked a number, or many: the next one does as well. The tries are bounded; the next worker goes on after them.
-CREATE FUNCTION webhook.begin_instance() RETURNS int
+CREATE OR REPLACE FUNCTION webhook.begin_instance() RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most_tries CONSTANT int := 20000;
@@ -25,18 +25,18 @@ BEGIN
 END $$;
 
 -- Ends runs that have left no claim.
-CREATE FUNCTION webhook.end_instances(instances int[]) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.end_instances(instances int[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
 BEGIN
     DELETE FROM webhook.instance i WHERE i.id = ANY (instances);
 END $$;
 
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
-CREATE FUNCTION webhook.instance_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
+CREATE OR REPLACE FUNCTION webhook.instance_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
 
 -- Whether the run of a worker with this number still goes on. Anybody may take any advisory lock, so one counts only where
 -- its holder has logged in as the owner of our tables, as workers do and no client can.
-CREATE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM pg_locks l
                    JOIN pg_stat_activity a ON a.pid = l.pid
@@ -46,7 +46,7 @@ CREATE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
                      AND a.usesysid = (SELECT c.relowner FROM pg_class c WHERE c.oid = 'webhook.delivery'::regclass));
 
 -- Runs that have not ended in order and do not go on.
-CREATE FUNCTION webhook.dead_instances(instance int) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.dead_instances(instance int) RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_stat_clear_snapshot();
@@ -55,7 +55,7 @@ END $$;
 
 -- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
 -- left the delivery has failed. Says how many of the rows somebody has locked.
-CREATE FUNCTION webhook.release_lost(
+CREATE OR REPLACE FUNCTION webhook.release_lost(
     event_ids uuid[], endpoint_ids int[], OUT released bigint, OUT failed bigint, OUT locked bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -86,7 +86,7 @@ BEGIN
 END $$;
 
 -- The claims on the next page of the queue; the end of the queue is null, as is its beginning.
-CREATE FUNCTION webhook.next_claims(
+CREATE OR REPLACE FUNCTION webhook.next_claims(
     INOUT after_event uuid, INOUT after_endpoint int, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[], OUT claimants int[], OUT claim_times timestamptz[])
     LANGUAGE plpgsql STABLE
@@ -109,7 +109,7 @@ END $$;
 -- Of a page of the queue, releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not
 -- know to be in flight. Says how many of them somebody has locked, they need another call, and where the next page begins: null is
 -- the beginning, and the end.
-CREATE FUNCTION webhook.recover(
+CREATE OR REPLACE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
     INOUT after_event uuid DEFAULT NULL, INOUT after_endpoint int DEFAULT NULL, page_size int DEFAULT 2000,
     OUT released bigint, OUT failed bigint, OUT locked bigint)
@@ -146,7 +146,7 @@ END $$;
 
 -- Ends what still waits for endpoints that were removed, as its removal says: at most that many deliveries, of the next endpoints, in
 -- all. Says how many, and after which endpoint to go on; 0 is the beginning.
-CREATE FUNCTION webhook.end_orphans(INOUT after_endpoint int, page_size int, OUT ended bigint)
+CREATE OR REPLACE FUNCTION webhook.end_orphans(INOUT after_endpoint int, page_size int, OUT ended bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     orphans record;
@@ -160,7 +160,7 @@ BEGIN
     after_endpoint := CASE WHEN ended < page_size THEN coalesce(orphans.next_endpoint, 0) ELSE after_endpoint END;
 END $$;
 
-CREATE FUNCTION webhook.next_orphans(
+CREATE OR REPLACE FUNCTION webhook.next_orphans(
     after_endpoint int, page_size int, OUT cancelled_events uuid[], OUT cancelled_endpoints int[],
     OUT failed_events uuid[], OUT failed_endpoints int[], OUT next_endpoint int)
     LANGUAGE plpgsql

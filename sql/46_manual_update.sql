@@ -2,7 +2,7 @@
 -- whoever writes it. The engine names the leaves and keeps the rules itself; it runs as webhook_owner, and
 -- nobody else can. A superuser who edits by hand is a person too.
 
-CREATE FUNCTION webhook.manual_update() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     has_chosen boolean := false;
@@ -72,14 +72,14 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE TRIGGER manual_update BEFORE UPDATE ON webhook.delivery
+CREATE OR REPLACE TRIGGER manual_update BEFORE UPDATE ON webhook.delivery
     FOR EACH ROW WHEN (CURRENT_USER <> 'webhook_owner')
     EXECUTE FUNCTION webhook.manual_update();
 
-CREATE TRIGGER wake AFTER UPDATE ON webhook.delivery
+CREATE OR REPLACE TRIGGER wake AFTER UPDATE ON webhook.delivery
     FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_worker();
 
-CREATE FUNCTION webhook.refuse_update_of_leaf() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.refuse_update_of_leaf() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION 'cannot update partition "%.%" by name', TG_TABLE_SCHEMA, TG_TABLE_NAME
@@ -88,12 +88,12 @@ BEGIN
               HINT = 'UPDATE webhook.delivery instead, with the same conditions.';
 END $$;
 
-CREATE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.delivery_queue
+CREATE OR REPLACE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.delivery_queue
     FOR EACH STATEMENT WHEN (CURRENT_USER <> 'webhook_owner')
     EXECUTE FUNCTION webhook.refuse_update_of_leaf();
-CREATE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.delivery_history
+CREATE OR REPLACE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.delivery_history
     FOR EACH STATEMENT WHEN (CURRENT_USER <> 'webhook_owner')
     EXECUTE FUNCTION webhook.refuse_update_of_leaf();
-CREATE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.dead_letter
+CREATE OR REPLACE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.dead_letter
     FOR EACH STATEMENT WHEN (CURRENT_USER <> 'webhook_owner')
     EXECUTE FUNCTION webhook.refuse_update_of_leaf();

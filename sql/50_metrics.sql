@@ -2,17 +2,17 @@
 
 -- Latencies are counted in classes, eight to a doubling: class c is from 2^(c/8) to 2^((c+1)/8) milliseconds,
 -- so a percentile read from them is at most 9% too high.
-CREATE FUNCTION webhook.latency_class(latency interval) RETURNS int
+CREATE OR REPLACE FUNCTION webhook.latency_class(latency interval) RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN floor(8 * ln(greatest(extract(epoch FROM latency)::float8 * 1000, 1)) / ln(2::float8))::int;
 
-CREATE FUNCTION webhook.latency_class_end(latency_class int) RETURNS interval
+CREATE OR REPLACE FUNCTION webhook.latency_class_end(latency_class int) RETURNS interval
     LANGUAGE sql IMMUTABLE
     RETURN make_interval(secs => power(2::float8, (latency_class + 1) / 8.0::float8) / 1000);
 
 -- Adds what the worker has counted. It does so every few seconds and not with every batch: under a snapshot that
 -- somebody holds for hours, each update of a row is a version more that every later one has to pass.
-CREATE FUNCTION webhook.add_tally(
+CREATE OR REPLACE FUNCTION webhook.add_tally(
     endpoint_ids int[], statuses text[], latency_classes int[], deliveries bigint[], retried bigint[], retries bigint[])
     RETURNS void
     LANGUAGE sql
@@ -29,7 +29,7 @@ CREATE FUNCTION webhook.add_tally(
     END;
 
 -- The last 24 hours: what is finished in them, and from emit to success for what succeeded.
-CREATE VIEW webhook.metrics AS
+CREATE OR REPLACE VIEW webhook.metrics AS
 WITH recent AS (
     SELECT t.status, t.latency_class, sum(t.deliveries) AS deliveries, sum(t.retried) AS retried, sum(t.retries) AS retries
     FROM webhook.tally t

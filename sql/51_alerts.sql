@@ -11,7 +11,7 @@
 -- NOTIFY and in the log.
 
 -- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
-CREATE FUNCTION webhook.emit_alert(about_id int, about_tenant text, new_event_id uuid, type text, payload jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.emit_alert(about_id int, about_tenant text, new_event_id uuid, type text, payload jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     others int[] := ARRAY(SELECT s.endpoint_id FROM webhook.subscribers(webhook.matching_keys(about_tenant, type)) s
@@ -24,7 +24,7 @@ END $$;
 
 -- Tells what there is to tell, of at most that many rows, deliveries that failed counted together for each endpoint; what
 -- comes back is for the log.
-CREATE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
+CREATE OR REPLACE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     alert record;

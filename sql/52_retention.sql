@@ -14,7 +14,7 @@
 -- As in 34_claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
 
 -- The least id that an event of this time can have.
-CREATE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
+CREATE OR REPLACE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN (lpad(to_hex(greatest(0, floor(extract(epoch FROM emitted_at) * 1000))::bigint), 12, '0') || repeat('0', 20))::uuid;
 
@@ -22,7 +22,7 @@ CREATE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
 -- has come to. `more`: one kind had as many as asked for, so there may be others; `behind`: that many of one kind had to go. Each
 -- kind has its own limit, or a steady flow of one would keep the others for ever. Where the step has come to is only a short cut past rows that are deleted and
 -- not yet vacuumed, and past old events that are still needed: null is the beginning.
-CREATE FUNCTION webhook.expire(
+CREATE OR REPLACE FUNCTION webhook.expire(
     step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
     OUT more boolean, OUT behind boolean)
     LANGUAGE plpgsql
@@ -99,7 +99,7 @@ END $$;
 
 -- How long ago the oldest row that has outlived its retention should have gone: a delivery, or an idempotency key. One probe
 -- of an index each. Events are not asked: a dead letter keeps its event for as long as it needs it.
-CREATE FUNCTION webhook.retention_lag() RETURNS interval
+CREATE OR REPLACE FUNCTION webhook.retention_lag() RETURNS interval
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET timezone = 'UTC' SET jit = off AS $$
@@ -116,7 +116,7 @@ END $$;
 
 -- Counters of the next endpoints, at most that many, older than 48 hours; of each endpoint and status the newest hour stays
 -- as long as the endpoint does: it has the time of the last success. Says where to go on; 0 is the beginning.
-CREATE FUNCTION webhook.expire_tally(INOUT after_endpoint int, page_size int)
+CREATE OR REPLACE FUNCTION webhook.expire_tally(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
@@ -158,7 +158,7 @@ END $$;
 -- no counter. Not before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were
 -- removed. Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at
 -- the next ones, at most that many; says where to go on; 0 is the beginning.
-CREATE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
+CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off

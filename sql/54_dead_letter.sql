@@ -3,7 +3,7 @@
 -- 56_replay.sql sends them again, 58_discard.sql gives them up, 52_retention.sql removes them when their time is over.
 
 -- The verdict and the answer are those of the last attempt that decided something, and looked up only where they are asked for.
-CREATE VIEW webhook.failed AS
+CREATE OR REPLACE VIEW webhook.failed AS
 SELECT d.event_id, d.event_type, webhook.address(n.tenant, n.name) AS endpoint, v.tenant, d.created_at, d.completed_at AS failed_at,
        d.attempts,
        (SELECT a.verdict FROM webhook.attempt a
@@ -19,7 +19,7 @@ LEFT JOIN webhook.event v ON v.id = d.event_id
 LEFT JOIN (SELECT e.id, e.tenant, e.name FROM webhook.endpoint e UNION ALL SELECT r.id, r.tenant, r.name FROM webhook.removed_endpoint r) n
     ON n.id = d.endpoint_id;
 
-CREATE FUNCTION webhook.require_event(wanted_id uuid) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_event(wanted_id uuid) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM webhook.event v WHERE v.id = wanted_id)
@@ -33,7 +33,7 @@ END $$;
 
 -- The endpoints of an address, with the removed ones that had it: their deliveries are still here, and the view shows them by
 -- that address. Null for '*', which stands for every endpoint.
-CREATE FUNCTION webhook.named_endpoints(address text) RETURNS int[]
+CREATE OR REPLACE FUNCTION webhook.named_endpoints(address text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     removed_ids int[];

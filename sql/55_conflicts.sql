@@ -7,7 +7,7 @@
 -- single try waits for a lock less than the deadlock_timeout of a person who waits for us, so that it is never that person who
 -- loses; between two tries nothing is locked. The caller's own lock_timeout, which the default reads before the one below
 -- holds, limits all of them together.
-CREATE FUNCTION webhook.change(
+CREATE OR REPLACE FUNCTION webhook.change(
     what text, event_ids uuid[], endpoint_ids int[], statuses text[] DEFAULT NULL,
     patience interval DEFAULT current_setting('lock_timeout')::interval)
     RETURNS bigint

@@ -4,7 +4,7 @@
 -- delivery that nobody can send any more is passed over and counted in a NOTICE: its endpoint was removed, or its event was
 -- redacted or deleted. webhook.requeue() moves the rows.
 
-CREATE FUNCTION webhook.tell_passed_over(endpoint_gone bigint, payload_gone bigint) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.tell_passed_over(endpoint_gone bigint, payload_gone bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF endpoint_gone > 0 THEN
@@ -18,7 +18,7 @@ BEGIN
 END $$;
 
 -- Sends an event again, to one endpoint or to all that have a delivery of it. Returns the number of deliveries.
-CREATE FUNCTION webhook.replay_event(event_id uuid, endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.replay_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -55,7 +55,7 @@ END $$;
 -- The next deliveries of a run in the order of the primary key, at most run.batch_size; of these the ones to replay. By an index
 -- and never by a sort, which would make a batch cost as much as all that is left. The settings must not reach the function that
 -- moves the rows.
-CREATE FUNCTION webhook.next_of_replay(
+CREATE OR REPLACE FUNCTION webhook.next_of_replay(
     run webhook.replay, OUT met bigint, OUT last_event_id uuid, OUT last_endpoint_id int, OUT event_ids uuid[],
     OUT endpoint_ids int[], OUT endpoint_gone bigint, OUT payload_gone bigint)
     LANGUAGE plpgsql STABLE
@@ -85,7 +85,7 @@ BEGIN
 END $$;
 
 -- What people select by; null stands for no condition. Without SET, so that the planner sees through it.
-CREATE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_type text, ended_at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_type text, ended_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN (run.of_endpoints IS NULL OR endpoint_id = ANY (run.of_endpoints))
        AND (run.of_type IS NULL OR event_type = run.of_type)
@@ -94,7 +94,7 @@ CREATE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_
 
 -- A run walks along the primary key from the first delivery that is to be replayed to the last, so it visits no row twice. It
 -- takes only deliveries that had ended before it began: one that fails again is not replayed again.
-CREATE FUNCTION webhook.begin_replay(
+CREATE OR REPLACE FUNCTION webhook.begin_replay(
     endpoint text, event_type text, since timestamptz, until timestamptz, statuses text[], batch_size int)
     RETURNS webhook.replay
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
@@ -129,7 +129,7 @@ BEGIN
     RETURN run;
 END $$;
 
-CREATE FUNCTION webhook.replay_batch(run webhook.replay) RETURNS webhook.replay
+CREATE OR REPLACE FUNCTION webhook.replay_batch(run webhook.replay) RETURNS webhook.replay
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     batch record;
@@ -153,7 +153,7 @@ BEGIN
     RETURN run;
 END $$;
 
-CREATE FUNCTION webhook.require_batch_size(batch_size int) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_batch_size(batch_size int) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF (batch_size > 0) IS NOT TRUE THEN
@@ -165,7 +165,7 @@ END $$;
 -- Sends again all deliveries of an address ('*': of every endpoint) that have ended so, from `since` on and before `until`. In
 -- batches of one transaction each, READ COMMITTED so that others' commits are no conflict. It has no search_path of its own,
 -- since it commits; so nothing here depends on one.
-CREATE PROCEDURE @extschema@.webhook_replay_all(
+CREATE OR REPLACE PROCEDURE @extschema@.webhook_replay_all(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     status text[] DEFAULT '{FAILED}', batch_size int DEFAULT 1000)
     LANGUAGE plpgsql AS $$

@@ -8,7 +8,7 @@
 -- That an endpoint had no delivery can be told only as long as it would still be here: of events that are younger than
 -- webhook.retention_sent, and under a policy that keeps the deliveries that were sent.
 
-CREATE FUNCTION webhook.begin_backfill(endpoint text, since timestamptz, until timestamptz, event_type text, batch_size int)
+CREATE OR REPLACE FUNCTION webhook.begin_backfill(endpoint text, since timestamptz, until timestamptz, event_type text, batch_size int)
     RETURNS webhook.backfill
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -47,7 +47,7 @@ END $$;
 
 -- The next events in the order of their emission. The settings must not reach the lookup of subscribers, whose index needs a
 -- bitmap.
-CREATE FUNCTION webhook.page_of_events(after_event_id uuid, before_event_id uuid, page_size int) RETURNS uuid[]
+CREATE OR REPLACE FUNCTION webhook.page_of_events(after_event_id uuid, before_event_id uuid, page_size int) RETURNS uuid[]
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -57,7 +57,7 @@ BEGIN
 END $$;
 
 -- The deliveries that endpoints of the run are missing of these events. Filters are tried here, before anything is locked.
-CREATE FUNCTION webhook.missing_deliveries(
+CREATE OR REPLACE FUNCTION webhook.missing_deliveries(
     run webhook.backfill, page uuid[], OUT event_ids uuid[], OUT endpoint_ids int[], OUT event_types text[], OUT max_attempts int[])
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -89,7 +89,7 @@ END $$;
 
 -- The events are locked first, and only then is it asked again whether a delivery is missing: retention passes over an event that
 -- is locked, a redaction is waited for, and of two backfills the second one sees what the first one made.
-CREATE FUNCTION webhook.backfill_batch(run webhook.backfill) RETURNS webhook.backfill
+CREATE OR REPLACE FUNCTION webhook.backfill_batch(run webhook.backfill) RETURNS webhook.backfill
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -134,7 +134,7 @@ END $$;
 
 -- Makes the deliveries that the endpoints of an address are missing of events that were emitted from `since` on (null: of all
 -- that are kept) and before `until`. In batches of one transaction each, as webhook_replay_all().
-CREATE PROCEDURE @extschema@.webhook_backfill(
+CREATE OR REPLACE PROCEDURE @extschema@.webhook_backfill(
     endpoint text, since timestamptz, until timestamptz DEFAULT NULL, event_type text DEFAULT NULL, batch_size int DEFAULT 1000)
     LANGUAGE plpgsql AS $$
 DECLARE

@@ -7,7 +7,7 @@
 
 -- The events are locked first: of two people who discard the last two deliveries of one, the later one sees that they were the
 -- last.
-CREATE FUNCTION webhook.discard(event_ids uuid[], endpoint_ids int[]) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.discard(event_ids uuid[], endpoint_ids int[]) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
@@ -29,7 +29,7 @@ BEGIN
 END $$;
 
 -- Deletes the dead letters of an event, at one endpoint or at all. Returns their number.
-CREATE FUNCTION webhook.discard_event(event_id uuid, endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.discard_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE

@@ -2,7 +2,7 @@
 
 -- Takes the payload and what receivers answered out of every table, and what is queued out of the queue. Error texts stay:
 -- they are made of our own words and a status code. Returns the number of rows that had something to lose.
-CREATE FUNCTION webhook.redact(redacted_id uuid) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.redact(redacted_id uuid) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     locked bigint;
@@ -32,7 +32,7 @@ END $$;
 
 -- Removes an event's payload and all that receivers answered; when and where it was sent stays known. What is still queued is
 -- cancelled, and it is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
-CREATE FUNCTION webhook.redact_event(event_id uuid) RETURNS int
+CREATE OR REPLACE FUNCTION webhook.redact_event(event_id uuid) RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.require_event(redact_event.event_id);

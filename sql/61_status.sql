@@ -1,12 +1,12 @@
 -- What a person sees first.
 
 -- A physical copy cannot be told from a failover: it sends, unless it has a site of another name.
-CREATE FUNCTION webhook.is_without_site() RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.setting('site') = '' AND EXISTS (SELECT FROM webhook.endpoint);
 
 -- What the worker does, as people are told it, and what to do about it.
-CREATE FUNCTION webhook.worker_state(
+CREATE OR REPLACE FUNCTION webhook.worker_state(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int, OUT last_error text, OUT last_error_at timestamptz)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -42,11 +42,11 @@ BEGIN
 END $$;
 
 -- Deliveries are counted up to here, so that a look at a long queue costs no more than one at a short one.
-CREATE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
+CREATE OR REPLACE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
 
 -- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
 -- in flight are.
-CREATE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delivery_queue
+CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delivery_queue
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT q.* FROM (
@@ -63,7 +63,7 @@ CREATE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delive
 
 -- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, and since when the oldest
 -- has been due: one probe of an index for each endpoint.
-CREATE FUNCTION webhook.queue_gauge(OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval)
+CREATE OR REPLACE FUNCTION webhook.queue_gauge(OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET jit = off AS $$
@@ -87,7 +87,7 @@ BEGIN
     queued := least(queued, most);
 END $$;
 
-CREATE FUNCTION webhook.status()
+CREATE OR REPLACE FUNCTION webhook.status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint, more boolean,
                    oldest_due interval, retention_lag interval, last_error text, last_error_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -100,12 +100,12 @@ BEGIN
 END $$;
 
 -- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.
-CREATE FUNCTION webhook.masked_url(url text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.masked_url(url text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', '\1/***');
 
 -- For views, which ask with their reader's rights.
-CREATE FUNCTION webhook.own_origin() RETURNS text
+CREATE OR REPLACE FUNCTION webhook.own_origin() RETURNS text
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN webhook.origin();
@@ -113,7 +113,7 @@ END $$;
 
 -- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment and end at
 -- webhook.count_limit(); `more` says that one of them does. The last success, our own events not counted, is known to within 5 s.
-CREATE VIEW webhook.endpoint_status AS
+CREATE OR REPLACE VIEW webhook.endpoint_status AS
 SELECT webhook.address(e.tenant, e.name) AS endpoint,
        CASE
            WHEN s.state <> 'ready' THEN upper(s.state)
@@ -156,7 +156,7 @@ CROSS JOIN LATERAL (
 -- What waits and why, in a word: what keeps the endpoint back (held, disabled, paused, open, half_open) before the delivery's own
 -- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null
 -- where a person has parked it.
-CREATE VIEW webhook.waiting AS
+CREATE OR REPLACE VIEW webhook.waiting AS
 SELECT coalesce(webhook.address(e.tenant, e.name), webhook.address(r.tenant, r.name)) AS endpoint, q.event_type, q.event_id,
        CASE WHEN e.id IS NULL THEN 'removed'
             WHEN s.state = 'held' OR s.state <> 'ready' AND q.event_id IS DISTINCT FROM b.test_event_id THEN s.state

@@ -3,7 +3,7 @@
 -- parts of a sentence are left out. What is ready is asked of 30_readiness.sql.
 
 -- Why nothing is delivered on this server, if so.
-CREATE FUNCTION webhook.why_server() RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_server() RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     worker record;
@@ -27,7 +27,7 @@ BEGIN
 END $$;
 
 -- The event of this id, written in any way that the server reads; null where it is none.
-CREATE FUNCTION webhook.as_event_id(about text) RETURNS uuid
+CREATE OR REPLACE FUNCTION webhook.as_event_id(about text) RETURNS uuid
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN about::uuid;
@@ -37,7 +37,7 @@ END $$;
 
 -- Of an event, by its id, or of an endpoint, by its address; of the newest event for null. The extension's own events are
 -- explained when they are asked for.
-CREATE FUNCTION webhook.why(about text) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why(about text) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     asked_event_id uuid := webhook.as_event_id(about);

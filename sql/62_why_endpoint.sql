@@ -1,7 +1,7 @@
 -- Why, of an endpoint: its state, what waits for it, what failed, and which command changes that.
 
 -- What is passed to a query may be read in its plan, with debug_print_plan.
-CREATE FUNCTION webhook.endpoint_without_credentials(wanted_id int) RETURNS webhook.endpoint
+CREATE OR REPLACE FUNCTION webhook.endpoint_without_credentials(wanted_id int) RETURNS webhook.endpoint
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e webhook.endpoint;
@@ -15,7 +15,7 @@ END $$;
 
 -- What stands between an endpoint and its deliveries, which command removes it, whether this one (null: none) waits for that, and
 -- whether a breaker that has closed has made it due before its time.
-CREATE FUNCTION webhook.why_held_back(
+CREATE OR REPLACE FUNCTION webhook.why_held_back(
     e webhook.endpoint, d webhook.delivery, OUT sentences text[], OUT waits boolean, OUT is_brought_forward boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -124,7 +124,7 @@ BEGIN
 END $$;
 
 -- What waits for an endpoint, by its reason, and after which errors. No more than 10,000 are counted.
-CREATE FUNCTION webhook.why_waiting(e webhook.endpoint) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_waiting(e webhook.endpoint) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most CONSTANT int := 10000;
@@ -156,7 +156,7 @@ BEGIN
 END $$;
 
 -- The last dead letters, and how many there are. No more than 10,000 are counted.
-CREATE FUNCTION webhook.why_failed(of_endpoint int, address text, is_removed boolean) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_failed(of_endpoint int, address text, is_removed boolean) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most CONSTANT int := 10000;
@@ -178,7 +178,7 @@ BEGIN
 END $$;
 
 -- What of the newest events an endpoint with a filter is sent.
-CREATE FUNCTION webhook.why_filter(e webhook.endpoint) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_filter(e webhook.endpoint) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     looked_at CONSTANT int := 100;
@@ -204,7 +204,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION webhook.why_endpoint(asked_endpoint_id int) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_endpoint(asked_endpoint_id int) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e webhook.endpoint := webhook.endpoint_without_credentials(asked_endpoint_id);

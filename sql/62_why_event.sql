@@ -1,7 +1,7 @@
 -- Why, of an event: the share of every endpoint in it, those that have a delivery first.
 
 -- Of these patterns those that match a type, whatever the tenant; then the exclusions that apply to it.
-CREATE FUNCTION webhook.matching_patterns(event_types text[], event_type text, OUT patterns text[], OUT exclusions text[])
+CREATE OR REPLACE FUNCTION webhook.matching_patterns(event_types text[], event_type text, OUT patterns text[], OUT exclusions text[])
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC
         SELECT coalesce(array_agg(t.pattern) FILTER (WHERE ' ' || t.pattern = ANY (k.keys)), '{}'),
@@ -10,7 +10,7 @@ CREATE FUNCTION webhook.matching_patterns(event_types text[], event_type text, O
     END;
 
 -- Why a filter does not let an event pass; null where it does, or where that cannot be told any more.
-CREATE FUNCTION webhook.why_filtered(filter jsonpath, v webhook.event) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.why_filtered(filter jsonpath, v webhook.event) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
     IF filter IS NULL OR v.redacted_at IS NOT NULL OR webhook.passes(filter, v.event_type, v.payload) THEN
@@ -24,7 +24,7 @@ END $$;
 
 -- Where a filter reads columns in $.data that a watched row has in $.data.record: it can never be true of that table. Null
 -- where that is not so. The text of a jsonpath has every name in quotes.
-CREATE FUNCTION webhook.why_filter_misses_row(filter jsonpath, payload jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.why_filter_misses_row(filter jsonpath, payload jsonb) RETURNS text
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     steps CONSTANT text := CASE WHEN filter::text ~ '\$\."data"\s*\?' THEN '(?:\$\."data"|@)' ELSE '\$\."data"' END;
@@ -44,7 +44,7 @@ BEGIN
 END $$;
 
 -- What may have become of an event that is not here. An id of ours tells when it was made.
-CREATE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     digits text := replace(asked_event_id::text, '-', '');
@@ -61,7 +61,7 @@ BEGIN
     ELSE 'Check the id: webhook_emit() did not make it, for its own are UUIDs of version 7.' END;
 END $$;
 
-CREATE FUNCTION webhook.why_attempts(asked_event_id uuid, asked_endpoint_id int) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_attempts(asked_event_id uuid, asked_endpoint_id int) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shown constant int := 10;
@@ -81,7 +81,7 @@ BEGIN
 END $$;
 
 -- One delivery: how it came to be, how it went, how it goes on. The event is null where somebody has deleted it.
-CREATE FUNCTION webhook.why_delivery(d webhook.delivery, v webhook.event) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_delivery(d webhook.delivery, v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e webhook.endpoint := webhook.endpoint_without_credentials(d.endpoint_id);
@@ -184,7 +184,7 @@ BEGIN
 END $$;
 
 -- Endpoints that have no delivery of an event, those that come nearest to it first.
-CREATE FUNCTION webhook.why_no_delivery(v webhook.event) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_no_delivery(v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     shown constant int := 20;
@@ -237,7 +237,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION webhook.why_event(asked_event_id uuid) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.why_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v webhook.event;

@@ -2,7 +2,7 @@
 
 -- Errors, names and keys come from outside and end up in terminals: what could act there, or turn the direction of the text,
 -- is shown by its code point.
-CREATE FUNCTION webhook.printable(value text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.printable(value text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
@@ -14,11 +14,11 @@ BEGIN
     FROM string_to_table(value, NULL) WITH ORDINALITY AS t (c, place);
 END $$;
 
-CREATE FUNCTION webhook.time_in_words(instant timestamptz) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.time_in_words(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE WHEN isfinite(instant) THEN to_char(instant, 'YYYY-MM-DD HH24:MI:SSOF') ELSE instant::text END;
 
-CREATE FUNCTION webhook.span_in_words(span interval) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.span_in_words(span interval) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
     RETURN (
         SELECT format('%s %s', w.amount, CASE w.amount WHEN 1 THEN left(w.unit, -1) ELSE w.unit END)
@@ -30,13 +30,13 @@ CREATE FUNCTION webhook.span_in_words(span interval) RETURNS text
     );
 
 -- The first few patterns of an endpoint that has many.
-CREATE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN format('%s%s', array_to_string(patterns[1:10], ', '),
                   CASE WHEN cardinality(patterns) > 10 THEN format(' and %s more', cardinality(patterns) - 10) END);
 
 -- What ended a delivery where it was no outcome of an attempt; any other error is that of the last attempt.
-CREATE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE d.reason
         WHEN 'cancelled' THEN 'a person cancelled it'

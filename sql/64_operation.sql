@@ -1,7 +1,7 @@
 -- What an operator does to an endpoint: stop it, let it go on, try it.
 
 -- Says how many endpoints it has paused: those that were not paused before.
-CREATE FUNCTION webhook.pause(endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.pause(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     paused_id int;
@@ -15,7 +15,7 @@ BEGIN
 END $$;
 
 -- The deliveries of an endpoint that may be claimed now.
-CREATE FUNCTION webhook.sendable_now(of_endpoint int) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.sendable_now(of_endpoint int) RETURNS bigint
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (
@@ -29,7 +29,7 @@ END $$;
 
 -- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed:
 -- they waited for this, and may be claimed from now on.
-CREATE FUNCTION webhook.resume(endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.resume(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     addressed int[] := webhook.addressed_endpoints(endpoint);
@@ -55,7 +55,7 @@ END $$;
 
 -- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
 -- little more. At most one at a time.
-CREATE FUNCTION webhook.queue_test(endpoint text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
+CREATE OR REPLACE FUNCTION webhook.queue_test(endpoint text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     worker record;
@@ -94,7 +94,7 @@ BEGIN
 END $$;
 
 -- The outcome of a test, and with it the end of all traces; nothing as long as it is not there.
-CREATE FUNCTION webhook.end_test(
+CREATE OR REPLACE FUNCTION webhook.end_test(
     test_id uuid, tested_id int, give_up_at timestamptz,
     OUT status text, OUT status_code int, OUT error text, OUT response text, OUT duration_ms int)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -131,7 +131,7 @@ END $$;
 -- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes, and READ COMMITTED,
 -- so that the worker's commits neither stay unseen nor conflict with it. It has no search_path of its own, since it
 -- commits; so nothing here depends on one.
-CREATE PROCEDURE @extschema@.webhook_test(
+CREATE OR REPLACE PROCEDURE @extschema@.webhook_test(
     endpoint text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
     INOUT response text DEFAULT NULL, INOUT duration_ms int DEFAULT NULL)
     LANGUAGE plpgsql AS $$

@@ -1,13 +1,13 @@
 -- Adopting: the endpoints of a restored or copied database are held until somebody says that this server is to serve them.
 
 -- Endpoints of another origin.
-CREATE FUNCTION webhook.foreign_endpoints() RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
 
 -- Takes over the endpoints of an address, or all; says how many. A delivery that was in flight when the
 -- dump or the copy was made is in nobody's hands here, whatever its claim says.
-CREATE FUNCTION webhook.adopt(endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.adopt(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wanted int[] := webhook.addressed_endpoints(coalesce(endpoint, '*'));

@@ -12,47 +12,33 @@
 -- others, and takes the rights of webhook_owner only when nothing is left of their rows but JSON.
 
 -- What GRANT and REVOKE are told, object by object. A function that people call is two: the thin one and the one that does the work.
-CREATE FUNCTION webhook.privileges(level text) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Called by the views, as whoever reads them, and by CHECKs, as whoever writes; and what the procedures, which commit and so
-    -- run as their caller, are made of.
-    called_by_views CONSTANT text[] :=
-        '{address, masked_url, own_origin, latency_class_end, endpoint_state, has_time, awaits_its_time, is_ready,
-          wait_in_a_word, head_of_queue, count_limit, verdicts, reasons, endpoint_reasons, is_verdict, is_reason}';
     -- What webhook_watch(), which runs as its caller, is made of: each reads the system's catalogs or its arguments alone.
     called_by_watch CONSTANT text[] :=
         '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
           is_event_type, refuse_event_type, did_you_mean, virtual_columns}';
-    called_by_procedures CONSTANT text[] :=
-        '{require_no_transaction_block, queue_test, end_test, begin_replay, replay_batch, begin_backfill, backfill_batch}';
+    -- Beside those of the API that are a superuser's.
     of_the_owner CONSTANT text[] :=
-        '{webhook_grant, grant_level, webhook_revoke, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
-          recognise_installation}';
-    routines text[] := CASE level
-        WHEN 'emit' THEN
-            '{webhook_emit, emit, webhook_emit_many, emit_many, refuse_json, webhook_watch, watch, webhook_unwatch, unwatch,
-              webhook_trigger, trigger_function, members}'::text[] || called_by_watch
-        WHEN 'read' THEN '{webhook_status, status, webhook_why, why}'::text[] || called_by_views
-        WHEN 'operate' THEN
-            '{webhook_pause, pause, webhook_resume, resume, webhook_reset_breaker, reset_breaker, webhook_test,
-              webhook_replay, replay_event, webhook_replay_all, webhook_backfill, webhook_discard, discard_event,
-              webhook_redact, redact_event}'::text[] || called_by_procedures
-    END;
+        '{grant_level, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
+          recognise_installation, renew_levels, renew_grants}';
 BEGIN
     RETURN QUERY
     SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure)
-    FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
-    WHERE m.name = ANY (routines)
-       OR (level = 'admin' AND m.name <> ALL (of_the_owner) AND p.prorettype <> 'trigger'::regtype);
+    FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine LEFT JOIN webhook.api() a
+         ON a.name = m.name AND a.kind IN ('function', 'procedure', 'part')
+    WHERE a.level = privileges.level
+       OR (privileges.level = 'admin' AND a.level IS DISTINCT FROM 'superuser' AND m.name <> ALL (of_the_owner)
+           AND p.prorettype <> 'trigger'::regtype);
 
     IF level = 'emit' THEN
         RETURN NEXT 'USAGE ON SCHEMA webhook';
     ELSIF level = 'read' THEN
         RETURN NEXT 'USAGE ON SCHEMA webhook';
         RETURN QUERY
-        SELECT format('SELECT ON %s', c.oid::regclass) FROM pg_class c
-        WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND c.relname NOT IN ('endpoint', 'secret');
+        SELECT format('SELECT ON webhook.%I', a.name) FROM webhook.api() a WHERE a.kind IN ('table', 'view') AND a.level = 'read';
         RETURN QUERY
         SELECT format('SELECT (%s) ON webhook.endpoint', string_agg(quote_ident(a.attname), ', ')) FROM pg_attribute a
         WHERE a.attrelid = 'webhook.endpoint'::regclass AND a.attnum > 0 AND NOT a.attisdropped
@@ -76,7 +62,7 @@ END $$;
 
 -- Takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that might
 -- be somebody else's.
-CREATE FUNCTION webhook.require_role(role text) RETURNS regrole
+CREATE OR REPLACE FUNCTION webhook.require_role(role text) RETURNS regrole
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_role regrole := (SELECT r.oid FROM pg_roles r WHERE r.rolname = role);
@@ -89,7 +75,7 @@ BEGIN
 END $$;
 
 -- The schema that people call our functions in, and whether there is nothing else in it.
-CREATE FUNCTION webhook.api_schema(OUT schema regnamespace, OUT is_ours_alone boolean)
+CREATE OR REPLACE FUNCTION webhook.api_schema(OUT schema regnamespace, OUT is_ours_alone boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     SELECT x.extnamespace INTO schema FROM pg_extension x WHERE x.extname = 'webhook';
@@ -101,7 +87,7 @@ BEGIN
 END $$;
 
 -- With its caller's rights: only a superuser can give what is webhook_owner's.
-CREATE FUNCTION webhook.grant_level(role text, level text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.grant_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     to_role regrole := webhook.require_role(role);
@@ -119,7 +105,7 @@ END $$;
 
 -- Takes away the level and those that it includes; what another level of the role needs, it keeps. A level is recognised by a
 -- function that no lesser one has. With the last level goes USAGE on the schema of our functions, unless it holds other things too.
-CREATE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     from_role regrole := webhook.require_role(role);
@@ -152,14 +138,14 @@ BEGIN
 END $$;
 
 -- Asked before the extension is dropped (src/uninstall.rs): how many deliveries wait, as a sentence has it.
-CREATE FUNCTION webhook.unsent() RETURNS text
+CREATE OR REPLACE FUNCTION webhook.unsent() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT CASE WHEN count(*) > webhook.count_limit() THEN 'more than ' || webhook.count_limit()
                         ELSE count(*)::text END
             FROM (SELECT FROM webhook.delivery_queue LIMIT webhook.count_limit() + 1) q);
 
 -- The rights that would outlive the extension, and keep roles from being dropped: USAGE on a schema of ours alone, and CONNECT.
-CREATE FUNCTION webhook.withdraw_grants() RETURNS void
+CREATE OR REPLACE FUNCTION webhook.withdraw_grants() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     grantee regrole;

@@ -3,11 +3,11 @@
 -- place. Beside these there are the trigger function webhook_trigger() and two procedures, which commit and so run as their
 -- caller: webhook_test() and webhook_replay_all().
 
-CREATE FUNCTION @extschema@.webhook_copy_policy(source text, target text) RETURNS void
+CREATE OR REPLACE FUNCTION @extschema@.webhook_copy_policy(source text, target text) RETURNS void
     LANGUAGE sql
     RETURN webhook.copy_policy(source, target);
 
-CREATE FUNCTION @extschema@.webhook_set_endpoint(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_set_endpoint(
     endpoint text, url text DEFAULT NULL, event_types text[] DEFAULT NULL, policy text DEFAULT NULL,
     secret text DEFAULT NULL, headers jsonb DEFAULT NULL, format text DEFAULT NULL, template jsonb DEFAULT NULL,
     filter jsonpath DEFAULT NULL, max_in_flight int DEFAULT NULL, rate_limit numeric DEFAULT NULL,
@@ -20,21 +20,21 @@ CREATE FUNCTION @extschema@.webhook_set_endpoint(
             metadata);
     END;
 
-CREATE FUNCTION @extschema@.webhook_remove_endpoint(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_remove_endpoint(
     endpoint text, pending text DEFAULT 'cancel') RETURNS void
     LANGUAGE sql
     RETURN webhook.remove_endpoint(endpoint, pending);
 
-CREATE FUNCTION @extschema@.webhook_secret(endpoint text) RETURNS text
+CREATE OR REPLACE FUNCTION @extschema@.webhook_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
     RETURN webhook.newest_secret(endpoint);
 
-CREATE FUNCTION @extschema@.webhook_rotate_secret(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_rotate_secret(
     endpoint text, overlap interval DEFAULT '24 hours', secret text DEFAULT NULL) RETURNS text
     LANGUAGE sql
     RETURN webhook.rotate_secret(endpoint, overlap, secret);
 
-CREATE FUNCTION @extschema@.webhook_emit(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_emit(
     event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
     ordering_key text DEFAULT NULL, coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
@@ -45,7 +45,7 @@ CREATE FUNCTION @extschema@.webhook_emit(
         endpoints);
 
 -- These two only say that a payload is json where it must be jsonb.
-CREATE FUNCTION @extschema@.webhook_emit(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_emit(
     event_type webhook.type_beside_json, payload json, idempotency_key text DEFAULT NULL,
     ordering_key text DEFAULT NULL, coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
@@ -53,7 +53,7 @@ CREATE FUNCTION @extschema@.webhook_emit(
     LANGUAGE sql
     RETURN webhook.refuse_json('payload');
 
-CREATE FUNCTION @extschema@.webhook_emit_many(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_emit_many(
     event_type webhook.type_beside_json, payloads json[], ordering_keys text[] DEFAULT NULL,
     idempotency_keys text[] DEFAULT NULL, coalesce_keys text[] DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
@@ -61,7 +61,7 @@ CREATE FUNCTION @extschema@.webhook_emit_many(
     LANGUAGE sql
     RETURN webhook.refuse_json('payloads');
 
-CREATE FUNCTION @extschema@.webhook_emit_many(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_emit_many(
     event_types text[], payloads jsonb[], ordering_keys text[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
     coalesce_keys text[] DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
     tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
@@ -73,7 +73,7 @@ CREATE FUNCTION @extschema@.webhook_emit_many(
             endpoints);
     END;
 
-CREATE FUNCTION @extschema@.webhook_emit_many(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_emit_many(
     event_type text, payloads jsonb[], ordering_keys text[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
     coalesce_keys text[] DEFAULT NULL, deliver_at timestamptz DEFAULT NULL, expires_at timestamptz DEFAULT NULL,
     tenant text DEFAULT NULL, endpoints text[] DEFAULT NULL)
@@ -85,7 +85,7 @@ CREATE FUNCTION @extschema@.webhook_emit_many(
             endpoints);
     END;
 
-CREATE FUNCTION @extschema@.webhook_watch(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_watch(
     target regclass, prefix text, operations text[] DEFAULT '{insert,update,delete}',
     changed text[] DEFAULT NULL, include text[] DEFAULT NULL, exclude text[] DEFAULT NULL,
     condition text DEFAULT NULL, ordering_key text[] DEFAULT NULL, coalesce_key text[] DEFAULT NULL,
@@ -98,58 +98,58 @@ CREATE FUNCTION @extschema@.webhook_watch(
             on_error, tenant_column, reported_as);
     END;
 
-CREATE FUNCTION @extschema@.webhook_unwatch(target regclass) RETURNS int
+CREATE OR REPLACE FUNCTION @extschema@.webhook_unwatch(target regclass) RETURNS int
     LANGUAGE sql
     RETURN webhook.unwatch(target);
 
-CREATE FUNCTION @extschema@.webhook_reset_breaker(endpoint text) RETURNS void
+CREATE OR REPLACE FUNCTION @extschema@.webhook_reset_breaker(endpoint text) RETURNS void
     LANGUAGE sql
     RETURN webhook.reset_breaker(endpoint);
 
-CREATE FUNCTION @extschema@.webhook_adopt(endpoint text DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION @extschema@.webhook_adopt(endpoint text DEFAULT NULL) RETURNS bigint
     LANGUAGE sql
     RETURN webhook.adopt(endpoint);
 
-CREATE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION @extschema@.webhook_replay(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
     LANGUAGE sql
     RETURN webhook.replay_event(event_id, endpoint);
 
-CREATE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION @extschema@.webhook_discard(event_id uuid, endpoint text DEFAULT NULL) RETURNS bigint
     LANGUAGE sql
     RETURN webhook.discard_event(event_id, endpoint);
 
-CREATE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
+CREATE OR REPLACE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
     LANGUAGE sql
     RETURN webhook.redact_event(event_id);
 
-CREATE FUNCTION @extschema@.webhook_status()
+CREATE OR REPLACE FUNCTION @extschema@.webhook_status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint,
                    due bigint, more boolean, oldest_due interval, retention_lag interval, last_error text,
                    last_error_at timestamptz)
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.status(); END;
 
-CREATE FUNCTION @extschema@.webhook_pause(endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION @extschema@.webhook_pause(endpoint text) RETURNS bigint
     LANGUAGE sql
     RETURN webhook.pause(endpoint);
 
-CREATE FUNCTION @extschema@.webhook_resume(endpoint text) RETURNS bigint
+CREATE OR REPLACE FUNCTION @extschema@.webhook_resume(endpoint text) RETURNS bigint
     LANGUAGE sql
     RETURN webhook.resume(endpoint);
 
-CREATE FUNCTION @extschema@.webhook_preview(
+CREATE OR REPLACE FUNCTION @extschema@.webhook_preview(
     event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.preview(event_id, endpoint); END;
 
-CREATE FUNCTION @extschema@.webhook_why(about text DEFAULT NULL) RETURNS SETOF text
+CREATE OR REPLACE FUNCTION @extschema@.webhook_why(about text DEFAULT NULL) RETURNS SETOF text
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.why(about); END;
 
-CREATE FUNCTION @extschema@.webhook_grant(role text, level text) RETURNS void
+CREATE OR REPLACE FUNCTION @extschema@.webhook_grant(role text, level text) RETURNS void
     LANGUAGE sql
     RETURN webhook.grant_level(role, level);
 
-CREATE FUNCTION @extschema@.webhook_revoke(role text, level text) RETURNS void
+CREATE OR REPLACE FUNCTION @extschema@.webhook_revoke(role text, level text) RETURNS void
     LANGUAGE sql
     RETURN webhook.revoke_level(role, level);

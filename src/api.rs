@@ -57,6 +57,11 @@ fn grant_connect() {
 }
 
 #[pg_extern(sql = false)]
+fn renew_grants() {
+    store::renew_grants();
+}
+
+#[pg_extern(sql = false)]
 fn url_problem(url: &str) -> Option<String> {
     settings::network().judge_url(url).err()
 }

@@ -20,7 +20,7 @@ use std::thread::LocalKey;
 use webhook_delivery::Key;
 
 pub use capture::{Changes, emit_changes, emit_possible_changes};
-pub use install::grant_connect;
+pub use install::{grant_connect, renew_grants};
 pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
 pub use uninstall::{may_drop_extension, may_drop_schema, revoke_connect, unsent, withdraw_grants};
 pub use upkeep::{

@@ -17,6 +17,7 @@ pub mod process;
 pub mod random;
 pub mod raw_receiver;
 pub mod receiver;
+pub mod reference;
 pub mod story;
 pub mod template;
 pub mod verifier;

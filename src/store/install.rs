@@ -1,19 +1,29 @@
-//! The call that the install script cannot make itself.
+//! The calls that the install script cannot make itself. A right that is given in a script is noted by the server as one that
+//! the object has from the extension: no dump carries it, and from 17 on the note of a right to the database outlives the
+//! extension, so that DROP ROLE fails.
 
 use pgrx::prelude::*;
 
-/// Lets webhook_owner connect to this database. Not as a part of the script: the server would note the right as one
-/// that the database has from the extension; from 17 on that note outlives the extension, and DROP ROLE fails.
+/// Lets webhook_owner connect to this database.
 pub fn grant_connect() {
     let statement: Option<String> = Spi::get_one(
         "SELECT format('GRANT CONNECT ON DATABASE %I TO webhook_owner', current_database())",
     )
     .unwrap_or_else(|error| error!("{error}"));
+    run_as_if_outside(&statement.unwrap_or_default());
+}
+
+/// Gives roles what their levels have gained by an upgrade.
+pub fn renew_grants() {
+    run_as_if_outside("SELECT webhook.renew_levels()");
+}
+
+fn run_as_if_outside(statement: &str) {
     let flag = &raw mut pg_sys::creating_extension;
     // SAFETY: main thread. The server itself clears the flag when the script fails.
     let in_script = unsafe { flag.replace(false) };
-    let granted = Spi::run(&statement.unwrap_or_default());
+    let ran = Spi::run(statement);
     // SAFETY: as above.
     unsafe { flag.write(in_script) };
-    granted.unwrap_or_else(|error| error!("{error}"));
+    ran.unwrap_or_else(|error| error!("{error}"));
 }
