@@ -25,6 +25,11 @@ END $$;
 
 CREATE SCHEMA webhook;
 
+-- For the CHECKs of codes. 03_reasons.sql has the lists and replaces these, so that a later version knows another code without
+-- a look at the rows.
+CREATE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
+CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
+
 CREATE TABLE webhook.policy (
     name              text COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z0-9_]{1,63}$'),
 
@@ -190,7 +195,8 @@ ALTER TABLE webhook.delivery_queue ADD PRIMARY KEY (event_id, endpoint_id);
 CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (
     PRIMARY KEY (event_id, endpoint_id),
     CONSTRAINT finished CHECK (
-        completed_at IS NOT NULL AND num_nonnulls(claimed_by, claimed_at) = 0 AND attempts BETWEEN 0 AND max_attempts)
+        completed_at IS NOT NULL AND num_nonnulls(claimed_by, claimed_at) = 0 AND attempts BETWEEN 0 AND max_attempts
+        AND webhook.is_reason(reason))
 )
     FOR VALUES IN ('SENT', 'CANCELLED')
     WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
@@ -199,7 +205,7 @@ CREATE INDEX delivery_history_completed ON webhook.delivery_history (completed_a
 CREATE TABLE webhook.dead_letter PARTITION OF webhook.delivery (
     CONSTRAINT failed_with_an_error CHECK (
         completed_at IS NOT NULL AND last_error IS NOT NULL AND num_nonnulls(claimed_by, claimed_at) = 0
-        AND attempts BETWEEN 0 AND max_attempts)
+        AND attempts BETWEEN 0 AND max_attempts AND reason IS NOT NULL AND webhook.is_reason(reason))
 )
     FOR VALUES IN ('FAILED')
     WITH (autovacuum_vacuum_scale_factor = 0.05);
@@ -212,9 +218,9 @@ CREATE TABLE webhook.attempt (
     endpoint_id      int         NOT NULL,
     claim_seq        bigint      NOT NULL,
     attempt          int,
-    verdict          text        NOT NULL,
+    verdict          text        NOT NULL CHECK (webhook.is_verdict(verdict)),
     status_code      int,
-    reason           text,                                -- the code of a failure: 03_reasons.sql
+    reason           text        CHECK (webhook.is_reason(reason)),    -- the code of a failure
     error            text,                                -- the same as a sentence
     response_excerpt text,
     duration_ms      int         NOT NULL,
@@ -228,7 +234,7 @@ CREATE TABLE webhook.breaker (
     state                text        NOT NULL DEFAULT 'CLOSED' CHECK (state IN ('CLOSED', 'OPEN', 'HALF_OPEN')),
     consecutive_failures int         NOT NULL DEFAULT 0 CHECK (consecutive_failures >= 0),
     last_failure_at      timestamptz,
-    reason               text,                                            -- the code of that failure: 03_reasons.sql
+    reason               text        CHECK (webhook.is_reason(reason)),  -- the code of that failure
     last_error           text,                                            -- the same as a sentence
 
     -- while it is not closed

@@ -42,6 +42,7 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql
     "by_hand":   "a person did it"
 }';
 
+-- As tables ask: 00_tables.sql has made them.
 CREATE OR REPLACE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
 CREATE OR REPLACE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.reasons() ? code;
 
@@ -54,29 +55,3 @@ UNION ALL
 SELECT 'reason', r.key, r.value FROM jsonb_each_text(webhook.reasons()) AS r
 UNION ALL
 SELECT 'endpoint_reason', e.key, e.value FROM jsonb_each_text(webhook.endpoint_reasons()) AS e;
-
--- By functions, so that a later version knows another code without reading the tables.
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.delivery_history'::regclass AND c.conname = 'known_reason') THEN
-        ALTER TABLE webhook.delivery_history ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
-    END IF;
-END $$;
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.dead_letter'::regclass AND c.conname = 'known_reason') THEN
-        ALTER TABLE webhook.dead_letter ADD CONSTRAINT known_reason CHECK (reason IS NOT NULL AND webhook.is_reason(reason));
-    END IF;
-END $$;
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.attempt'::regclass AND c.conname = 'known_codes') THEN
-        ALTER TABLE webhook.attempt ADD CONSTRAINT known_codes CHECK (webhook.is_verdict(verdict) AND webhook.is_reason(reason));
-    END IF;
-END $$;
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'webhook.breaker'::regclass AND c.conname = 'known_reason') THEN
-        ALTER TABLE webhook.breaker ADD CONSTRAINT known_reason CHECK (webhook.is_reason(reason));
-    END IF;
-END $$;

@@ -44,6 +44,7 @@ mod presets;
 mod preview;
 mod privileges;
 mod probe;
+mod reasons;
 mod recovery;
 mod redaction;
 mod replaying;

@@ -17,9 +17,9 @@ fn every_code_is_documented() {
     let kinds: BTreeSet<&str> = codes.iter().map(|row| row.get("kind")).collect();
     assert_eq!(kinds.len(), 3, "{kinds:?}");
     let docs = concat!(
-        include_str!("../../docs/retries.md"),
-        include_str!("../../docs/states.md"),
-        include_str!("../../docs/operations.md")
+        include_str!("../../../docs/retries.md"),
+        include_str!("../../../docs/states.md"),
+        include_str!("../../../docs/operations.md")
     );
     for row in &codes {
         let (code, meaning): (&str, &str) = (row.get("code"), row.get("meaning"));
