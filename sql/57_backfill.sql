@@ -34,8 +34,8 @@ BEGIN
     run.since := greatest(since, now() - nullif(webhook.setting('retention_sent'), '-1')::interval);
     run.before := least(until, clock_timestamp());
     run.batch_size := batch_size;
-    run.after_event_id := coalesce(webhook.first_id(run.since), '00000000-0000-0000-0000-000000000000');
-    -- An id is made just before created_at is read.
+    -- An id is made before created_at is read, on a busy server some milliseconds before: created_at decides.
+    run.after_event_id := coalesce(webhook.first_id(run.since - interval '1 min'), '00000000-0000-0000-0000-000000000000');
     run.before_event_id := webhook.first_id(run.before + interval '1 ms');
     run.total := (SELECT count(*) FROM webhook.event v WHERE v.id > run.after_event_id AND v.id < run.before_event_id);
     run.met := 0;

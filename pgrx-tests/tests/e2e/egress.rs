@@ -32,7 +32,7 @@ fn a_redirect_is_the_end_of_it_wherever_it_points() {
             receiver.respond(&path, move |_, _| {
                 Answer::status(status).header("location", &location)
             });
-            let options = format!("event_types => '{{{name}}}'");
+            let options = format!("event_types => '{{{name}}}', policy => 'fast'");
             database.add_endpoint_with(&name, &receiver.url(&path), &options);
             let event = database.emit(&name, json!({}));
             let answered = (Some(status.into()), None);

@@ -808,7 +808,7 @@ fn presets_cannot_be_changed() {
         assert_refused(&database, statement, code);
     }
     let intact: bool = database.query_one_value(
-        "SELECT count(*) FILTER (WHERE preset) = 11 AND max(max_attempts) = 6 FROM webhook.policy",
+        "SELECT count(*) FILTER (WHERE preset) = 11 AND max(max_attempts) = 10 FROM webhook.policy",
     );
     assert!(intact);
 }
