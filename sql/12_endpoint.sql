@@ -47,8 +47,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION webhook.header_size_problem(headers jsonb) RETURNS text
-    LANGUAGE plpgsql IMMUTABLE
-    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     large record;
     sizes record;

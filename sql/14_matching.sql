@@ -44,8 +44,7 @@ CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpo
 -- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 where a filter has its say. With a
 -- snapshot of its own, so VOLATILE: the session remembers what is found. A plan made among few endpoints must do for many.
 CREATE OR REPLACE FUNCTION webhook.routes(tenant text, event_type text) RETURNS int[]
-    LANGUAGE plpgsql VOLATILE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     known int[] := webhook.recall_routes(tenant, event_type);
 BEGIN

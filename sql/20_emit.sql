@@ -84,8 +84,7 @@ END $$;
 -- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with
 -- level `emit` may not see them.
 CREATE OR REPLACE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     found_ids int[];
     unknown text;
@@ -129,7 +128,7 @@ CREATE OR REPLACE FUNCTION webhook.max_payload() RETURNS bigint
 -- server says so with a serialization failure. A new key is inserted without looking for it first: to have found it missing
 -- would be in conflict with all who insert beside it, in SERIALIZABLE.
 CREATE OR REPLACE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_event_ids uuid[]) RETURNS uuid[]
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     tenant_or_none text := coalesce(key_tenant, '');
     valid_since timestamptz := clock_timestamp() - webhook.setting('idempotency_window')::interval;
@@ -217,8 +216,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.queue_for_some(
     event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
     wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz) RETURNS boolean
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 BEGIN
     INSERT INTO webhook.delivery_queue
@@ -313,8 +311,7 @@ CREATE OR REPLACE FUNCTION webhook.emit_events(
     event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
     ordering_keys text[] DEFAULT NULL, coalesce_keys text[] DEFAULT NULL) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     emitted_at timestamptz := clock_timestamp();

@@ -8,9 +8,7 @@
 -- says the same in words. `attempts_spent` counts in each of them, as failing fast does.
 CREATE OR REPLACE FUNCTION webhook.finish_queued(
     event_ids uuid[], endpoint_ids int[], new_status text, new_reason text, attempts_spent int DEFAULT 0) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     moved bigint;
 BEGIN
@@ -37,9 +35,7 @@ END $$;
 -- From the queue to the dead letters. As where settle() fails a delivery, it is an alert and counts in the metrics.
 CREATE OR REPLACE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], new_reason text, attempts_spent int DEFAULT 0)
     RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     moved bigint := webhook.finish_queued(event_ids, endpoint_ids, 'FAILED', new_reason, attempts_spent);
     failed record;
@@ -91,9 +87,7 @@ END $$;
 -- Back to the queue: deliveries that have ended as one of these statuses says. Not where the endpoint was removed, or where there
 -- is no payload any more.
 CREATE OR REPLACE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], statuses text[]) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     moved bigint;
 BEGIN
@@ -127,9 +121,7 @@ END $$;
 -- many events have gone.
 CREATE OR REPLACE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS int
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     unneeded uuid[];
     forgotten int;

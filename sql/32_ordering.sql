@@ -20,9 +20,7 @@
 -- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
 -- places are put off for a second, so that they are not in the way of what is behind them.
 CREATE OR REPLACE FUNCTION webhook.set_followers_aside(places tid[]) RETURNS tid[]
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     in_turn tid[];
 BEGIN
@@ -100,9 +98,7 @@ END $$;
 
 -- Their turn has come: followers wait for nothing but their time.
 CREATE OR REPLACE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     UPDATE webhook.delivery_queue SET waits_for = NULL
     WHERE ctid = ANY (ARRAY(
@@ -120,8 +116,7 @@ END $$;
 -- The delivery that had the turn has left the queue or the dead letters: it is the next one's, if there is one.
 CREATE OR REPLACE FUNCTION webhook.pass_turn(of_endpoint int, of_key text, from_event uuid) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET plan_cache_mode = force_generic_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     next_event uuid;
 BEGIN
@@ -162,9 +157,7 @@ CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
 -- Lanes on the next page whose delivery has left the queue; the end is null, as is the beginning.
 CREATE OR REPLACE FUNCTION webhook.lost_turns(
     INOUT after_endpoint int, INOUT after_key text, page_size int, OUT endpoint_ids int[], OUT ordering_keys text[])
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     WITH page AS MATERIALIZED (
         SELECT l.endpoint_id, l.ordering_key, l.event_id FROM webhook.lane l
@@ -184,9 +177,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.lost_followers(
     INOUT after_endpoint int, INOUT after_key text, INOUT after_event uuid, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[])
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     WITH page AS MATERIALIZED (
         SELECT q.endpoint_id, q.ordering_key, q.event_id, q.waits_for FROM webhook.delivery_queue q

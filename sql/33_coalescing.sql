@@ -12,9 +12,7 @@
 -- The deliveries that are older than one of these events, have its coalesce_key, and wait for an endpoint that it goes to. The
 -- settings are for this statement alone: a function that it called would inherit them.
 CREATE OR REPLACE FUNCTION webhook.superseded(by_events uuid[], OUT event_ids uuid[], OUT endpoint_ids int[])
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     SELECT array_agg(older.event_id), array_agg(older.endpoint_id) INTO event_ids, endpoint_ids
     FROM unnest(by_events) AS by_event (id)
@@ -65,9 +63,7 @@ END $$;
 
 -- Of these places, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
 CREATE OR REPLACE FUNCTION webhook.cancel_superseded(places tid[]) RETURNS tid[]
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     superseded record;
 BEGIN

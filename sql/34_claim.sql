@@ -18,9 +18,7 @@
 CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, turns_away boolean)
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();
@@ -78,9 +76,7 @@ CREATE OR REPLACE FUNCTION webhook.claim(
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text, tenant text)
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();

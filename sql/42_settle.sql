@@ -23,9 +23,7 @@ CREATE OR REPLACE FUNCTION webhook.settle(
     OUT locked_event_ids uuid[], OUT locked_endpoint_ids int[], OUT locked_claim_seqs bigint[],
     OUT finished_endpoint_ids int[], OUT finished_statuses text[], OUT finished_latency_classes int[],
     OUT finished_deliveries bigint[], OUT finished_retried bigint[], OUT finished_retries bigint[])
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     logs_success boolean := webhook.setting('keep_attempts') = 'all';

@@ -46,9 +46,7 @@ CREATE OR REPLACE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reaso
 -- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
 -- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many in all; says how many.
 CREATE OR REPLACE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     our_origin text := webhook.origin();
     guarded record;
@@ -114,9 +112,7 @@ END $$;
 -- Fails what is not worth sending any more (expires_at), whatever the state of its endpoint; nothing claims it meanwhile. At
 -- most that many; says how many.
 CREATE OR REPLACE FUNCTION webhook.expire_overdue(page_size int) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     our_origin text := webhook.origin();
     expired bigint;
@@ -135,8 +131,7 @@ END $$;
 -- long. At most that many in all; says how many.
 CREATE OR REPLACE FUNCTION webhook.expire_parked(page_size int) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_bitmapscan = off SET enable_sort = off
-    SET plan_cache_mode = force_generic_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     our_origin text := webhook.origin();
     expired bigint;

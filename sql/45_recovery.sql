@@ -90,8 +90,7 @@ CREATE OR REPLACE FUNCTION webhook.next_claims(
     INOUT after_event uuid, INOUT after_endpoint int, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[], OUT claimants int[], OUT claim_times timestamptz[])
     LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET plan_cache_mode = force_generic_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     WITH page AS MATERIALIZED (
         SELECT q.event_id, q.endpoint_id, q.status, q.claimed_by, q.claimed_at FROM webhook.delivery_queue q
@@ -164,8 +163,7 @@ CREATE OR REPLACE FUNCTION webhook.next_orphans(
     after_endpoint int, page_size int, OUT cancelled_events uuid[], OUT cancelled_endpoints int[],
     OUT failed_events uuid[], OUT failed_endpoints int[], OUT next_endpoint int)
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     most_endpoints CONSTANT int := 300;
 BEGIN

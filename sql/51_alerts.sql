@@ -12,7 +12,7 @@
 
 -- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
 CREATE OR REPLACE FUNCTION webhook.emit_alert(about_id int, about_tenant text, new_event_id uuid, type text, payload jsonb) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     others int[] := ARRAY(SELECT s.endpoint_id FROM webhook.subscribers(webhook.matching_keys(about_tenant, type)) s
                           WHERE s.endpoint_id <> about_id AND (s.filter IS NULL OR webhook.passes(s.filter, type, payload)));
@@ -25,7 +25,7 @@ END $$;
 -- Tells what there is to tell, of at most that many rows, deliveries that failed counted together for each endpoint; what
 -- comes back is for the log.
 CREATE OR REPLACE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     alert record;
     event_type text;

@@ -26,9 +26,7 @@ CREATE OR REPLACE FUNCTION webhook.expire(
     step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
     OUT more boolean, OUT behind boolean)
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan SET timezone = 'UTC' SET lock_timeout = '1 ms' AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET timezone = 'UTC' SET lock_timeout = '1 ms' AS $$
 DECLARE
     sent_before timestamptz := now() - nullif(webhook.setting('retention_sent'), '-1')::interval;
     failed_before timestamptz := now() - nullif(webhook.setting('retention_failed'), '-1')::interval;
@@ -101,8 +99,7 @@ END $$;
 -- of an index each. Events are not asked: a dead letter keeps its event for as long as it needs it.
 CREATE OR REPLACE FUNCTION webhook.retention_lag() RETURNS interval
     LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET timezone = 'UTC' SET jit = off AS $$
+    SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
 BEGIN
     RETURN greatest(
         interval '0',
@@ -118,9 +115,7 @@ END $$;
 -- as long as the endpoint does: it has the time of the last success. Says where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.expire_tally(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
 DECLARE
     endpoint_ids int[];
 BEGIN
@@ -160,9 +155,7 @@ END $$;
 -- the next ones, at most that many; says where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
-    SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
 DECLARE
     oldest_finished timestamptz := (SELECT h.completed_at FROM webhook.delivery_history h ORDER BY h.completed_at LIMIT 1);
     page int[] := ARRAY(SELECT r.id FROM webhook.removed_endpoint r WHERE r.id > after_endpoint ORDER BY r.id LIMIT page_size);

@@ -59,8 +59,7 @@ CREATE OR REPLACE FUNCTION webhook.next_of_replay(
     run webhook.replay, OUT met bigint, OUT last_event_id uuid, OUT last_endpoint_id int, OUT event_ids uuid[],
     OUT endpoint_ids int[], OUT endpoint_gone bigint, OUT payload_gone bigint)
     LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 BEGIN
     WITH visited AS MATERIALIZED (

@@ -49,8 +49,7 @@ END $$;
 -- bitmap.
 CREATE OR REPLACE FUNCTION webhook.page_of_events(after_event_id uuid, before_event_id uuid, page_size int) RETURNS uuid[]
     LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     RETURN ARRAY(SELECT v.id FROM webhook.event v WHERE v.id > after_event_id AND v.id < before_event_id
                  ORDER BY v.id LIMIT page_size);
@@ -60,7 +59,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.missing_deliveries(
     run webhook.backfill, page uuid[], OUT event_ids uuid[], OUT endpoint_ids int[], OUT event_types text[], OUT max_attempts int[])
     LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+    SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 BEGIN
     WITH wanted AS MATERIALIZED (
@@ -90,8 +89,7 @@ END $$;
 -- The events are locked first, and only then is it asked again whether a delivery is missing: retention passes over an event that
 -- is locked, a redaction is waited for, and of two backfills the second one sees what the first one made.
 CREATE OR REPLACE FUNCTION webhook.backfill_batch(run webhook.backfill) RETURNS webhook.backfill
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     page uuid[] := webhook.page_of_events(run.after_event_id, run.before_event_id, run.batch_size);
     missing record;

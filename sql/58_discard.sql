@@ -8,9 +8,7 @@
 -- The events are locked first: of two people who discard the last two deliveries of one, the later one sees that they were the
 -- last.
 CREATE OR REPLACE FUNCTION webhook.discard(event_ids uuid[], endpoint_ids int[]) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     discarded bigint;
 BEGIN

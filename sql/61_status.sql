@@ -64,9 +64,7 @@ CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF web
 -- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, and since when the oldest
 -- has been due: one probe of an index for each endpoint.
 CREATE OR REPLACE FUNCTION webhook.queue_gauge(OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval)
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off SET jit = off AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     most CONSTANT int := webhook.count_limit();
 BEGIN
