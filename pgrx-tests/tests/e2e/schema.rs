@@ -171,6 +171,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.reset_breaker",
             "webhook.resume",
             "webhook.rotate_secret",
+            "webhook.routes_changed",
             "webhook.set_endpoint",
             "webhook.status",
             "webhook.wake_worker",
