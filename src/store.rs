@@ -21,11 +21,11 @@ use webhook_delivery::Key;
 
 pub use capture::{Changes, emit_changes, emit_possible_changes};
 pub use install::{grant_connect, renew_grants};
-pub use queue::{Claimed, Ending, Settled, Waiting, Wish, agenda, claim, settle, turn_away};
+pub use queue::{Claimed, Ending, Quota, Settled, Waiting, agenda, claim, settle, turn_away};
 pub use uninstall::{may_drop_extension, may_drop_schema, revoke_connect, unsent, withdraw_grants};
 pub use upkeep::{
-    Alert, Expired, Extension, OrderPlace, Place, QueuePlace, Recovered, Tally, add_tally,
-    begin_instance, dead_instances, end_instances, end_orphans, expire, expire_tally,
+    Alert, Expired, Extension, OrderPosition, QueuePosition, Recovered, RetentionPosition, Tally,
+    add_tally, begin_instance, dead_instances, end_instances, end_orphans, expire, expire_tally,
     expire_waiting, find_extension, foreign_endpoints, forget_removed_endpoints, is_without_site,
     keep_order, longest_request, protocol, raise_alerts, recognise_installation, recover,
 };

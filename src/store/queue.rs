@@ -95,7 +95,7 @@ fn share(max_in_flight: Option<i32>, settings: &Settings) -> usize {
 }
 
 /// How many to claim of an endpoint.
-pub struct Wish {
+pub struct Quota {
     pub endpoint_id: i32,
     pub share: usize,
     pub count: usize,
@@ -112,27 +112,27 @@ pub struct Claimed {
     pub endings: Vec<Ending>,
 }
 
-/// Claims for each endpoint at most as many as wished, and of all of them hardly more bytes than there is room for; they
+/// Claims for each endpoint at most its quota, and of all of them hardly more bytes than there is room for; they
 /// are ours when the transaction commits.
 pub fn claim(
     client: &mut SpiClient<'_>,
     settings: &Settings,
     instance: Option<i32>,
-    wishes: &[Wish],
+    quotas: &[Quota],
     byte_room: usize,
 ) -> Result<Claimed, spi::Error> {
     let number = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let bytes = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let endpoints: Vec<i32> = wishes.iter().map(|wish| wish.endpoint_id).collect();
+    let endpoints: Vec<i32> = quotas.iter().map(|quota| quota.endpoint_id).collect();
     let rows = run(
         client,
         &CLAIM,
         &[
             instance.into(),
             endpoints.clone().into(),
-            column(wishes, |wish| number(wish.count)),
-            column(wishes, |wish| number(wish.in_flight)),
-            column(wishes, |wish| bytes(wish.byte_room)),
+            column(quotas, |quota| number(quota.count)),
+            column(quotas, |quota| number(quota.in_flight)),
+            column(quotas, |quota| bytes(quota.byte_room)),
             bytes(byte_room).into(),
         ],
     )?;

@@ -77,11 +77,11 @@ pub struct Recovered {
     pub failed: i64,
     pub locked: i64,
     /// Nothing at the end of the queue.
-    pub place: Option<QueuePlace>,
+    pub position: Option<QueuePosition>,
 }
 
 /// The last delivery of a page of the queue.
-pub struct QueuePlace {
+pub struct QueuePosition {
     event: pgrx::Uuid,
     endpoint: i32,
 }
@@ -91,7 +91,7 @@ pub fn recover(
     client: &mut SpiClient<'_>,
     instance: Option<i32>,
     in_flight: &[Key],
-    place: Option<&QueuePlace>,
+    position: Option<&QueuePosition>,
     page_size: i32,
 ) -> Result<Recovered, spi::Error> {
     let events: Vec<pgrx::Uuid> = in_flight.iter().map(event_uuid).collect();
@@ -103,8 +103,8 @@ pub fn recover(
             instance.into(),
             events.into(),
             endpoints.into(),
-            place.map(|place| place.event).into(),
-            place.map(|place| place.endpoint).into(),
+            position.map(|position| position.event).into(),
+            position.map(|position| position.endpoint).into(),
             page_size.into(),
         ],
     )?
@@ -115,13 +115,13 @@ pub fn recover(
         released: row.get(1)?.unwrap_or(0),
         failed: row.get(2)?.unwrap_or(0),
         locked: row.get(3)?.unwrap_or(0),
-        place: (event.zip(endpoint)).map(|(event, endpoint)| QueuePlace { event, endpoint }),
+        position: (event.zip(endpoint)).map(|(event, endpoint)| QueuePosition { event, endpoint }),
     })
 }
 
 /// Where the look for lost turns has come to, as SQL says it; the beginning by default.
 #[derive(Default)]
-pub struct OrderPlace {
+pub struct OrderPosition {
     lane_endpoint: Option<i32>,
     lane_key: Option<String>,
     follower_endpoint: Option<i32>,
@@ -132,23 +132,23 @@ pub struct OrderPlace {
 /// Passes lost turns on, a page of them.
 pub fn keep_order(
     client: &mut SpiClient<'_>,
-    place: &OrderPlace,
+    position: &OrderPosition,
     page_size: i32,
-) -> Result<OrderPlace, spi::Error> {
+) -> Result<OrderPosition, spi::Error> {
     let row = look(
         client,
         &KEEP_ORDER,
         &[
-            place.lane_endpoint.into(),
-            place.lane_key.as_deref().into(),
-            place.follower_endpoint.into(),
-            place.follower_key.as_deref().into(),
-            place.follower_event.into(),
+            position.lane_endpoint.into(),
+            position.lane_key.as_deref().into(),
+            position.follower_endpoint.into(),
+            position.follower_key.as_deref().into(),
+            position.follower_event.into(),
             page_size.into(),
         ],
     )?
     .first();
-    Ok(OrderPlace {
+    Ok(OrderPosition {
         lane_endpoint: row.get(1)?,
         lane_key: row.get(2)?,
         follower_endpoint: row.get(3)?,
@@ -312,7 +312,7 @@ thread_local! {
 
 /// Where retention has come to, as SQL says it; the beginning by default.
 #[derive(Default, Clone, Copy)]
-pub struct Place {
+pub struct RetentionPosition {
     sent_from: Option<TimestampWithTimeZone>,
     failed_from: Option<TimestampWithTimeZone>,
     event_after: Option<pgrx::Uuid>,
@@ -324,30 +324,30 @@ pub struct Expired {
     pub more: bool,
     /// It had to remove as many rows as it may.
     pub behind: bool,
-    pub place: Place,
+    pub position: RetentionPosition,
 }
 
 pub fn expire(
     client: &mut SpiClient<'_>,
     step: usize,
-    place: Place,
+    position: RetentionPosition,
 ) -> Result<Expired, spi::Error> {
     let row = look(
         client,
         &EXPIRE,
         &[
             i32::try_from(step).unwrap_or(i32::MAX).into(),
-            place.sent_from.into(),
-            place.failed_from.into(),
-            place.event_after.into(),
-            place.key_from.into(),
+            position.sent_from.into(),
+            position.failed_from.into(),
+            position.event_after.into(),
+            position.key_from.into(),
         ],
     )?
     .first();
     Ok(Expired {
         more: row.get::<bool>(1)?.unwrap_or_default(),
         behind: row.get::<bool>(2)?.unwrap_or_default(),
-        place: Place {
+        position: RetentionPosition {
             sent_from: row.get(3)?,
             failed_from: row.get(4)?,
             event_after: row.get(5)?,

@@ -5,7 +5,7 @@
 
 use super::Worker;
 use super::turn::SURVEY_EVERY;
-use crate::store::{self, OrderPlace, QueuePlace, Recovered, Trouble};
+use crate::store::{self, OrderPosition, QueuePosition, Recovered, Trouble};
 use pgrx::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,12 @@ pub struct Recovery {
     pub next: Instant,
     next_reconsideration: Instant,
     /// Where the reading of the queue has come to; the beginning where there is nothing.
-    place: Option<QueuePlace>,
+    position: Option<QueuePosition>,
     /// Runs of workers whose claims are being looked for, from the beginning of the queue to its end.
     dead: Vec<i32>,
     /// Claims met on the way that somebody has locked.
     locked: i64,
-    order: OrderPlace,
+    order: OrderPosition,
     orphans_after: i32,
 }
 
@@ -38,10 +38,10 @@ impl Default for Recovery {
         Recovery {
             next: Instant::now(),
             next_reconsideration: Instant::now(),
-            place: None,
+            position: None,
             dead: Vec::new(),
             locked: 0,
-            order: OrderPlace::default(),
+            order: OrderPosition::default(),
             orphans_after: 0,
         }
     }
@@ -62,13 +62,13 @@ impl Worker {
         if recovery.dead.is_empty() {
             recovery.dead = store::transaction(|client| store::dead_instances(client, instance))?;
             if !recovery.dead.is_empty() {
-                recovery.place = None;
+                recovery.position = None;
                 recovery.locked = 0;
             }
         }
         let (recovered, order, (ended, orphans_after)) = store::transaction(|client| {
             Ok((
-                store::recover(client, instance, &claimed, recovery.place.as_ref(), PAGE)?,
+                store::recover(client, instance, &claimed, recovery.position.as_ref(), PAGE)?,
                 store::keep_order(client, &recovery.order, PAGE)?,
                 store::end_orphans(client, recovery.orphans_after, ORPHANS)?,
             ))
@@ -77,8 +77,8 @@ impl Worker {
         recovery.orphans_after = orphans_after;
         report(&recovered);
         recovery.locked += recovered.locked;
-        recovery.place = recovered.place;
-        if recovery.place.is_none() {
+        recovery.position = recovered.position;
+        if recovery.position.is_none() {
             if recovery.locked == 0 && !recovery.dead.is_empty() {
                 let dead = std::mem::take(&mut recovery.dead);
                 store::transaction(|client| store::end_instances(client, &dead))?;

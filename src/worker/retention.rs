@@ -2,7 +2,7 @@
 
 use super::Worker;
 use super::turn::is_read_only;
-use crate::store::{self, Expired, Place};
+use crate::store::{self, Expired, RetentionPosition};
 use pgrx::prelude::*;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub struct Retention {
     /// One part in this many of the time, of SHARE; below its end while retention is behind.
     share: u32,
     next_step: Instant,
-    place: Place,
+    position: RetentionPosition,
     /// What the sweep has taken on its way to the end.
     sweep_took: Duration,
     /// It has come to the end: when to begin anew, for what was passed over.
@@ -43,7 +43,7 @@ impl Default for Retention {
             finished: 0,
             share: *SHARE.end(),
             next_step: Instant::now(),
-            place: Place::default(),
+            position: RetentionPosition::default(),
             sweep_took: Duration::ZERO,
             next_sweep: None,
             tally_after: 0,
@@ -85,7 +85,7 @@ impl Retention {
     }
 
     fn begin_anew(&mut self) {
-        self.place = Place::default();
+        self.position = RetentionPosition::default();
         self.sweep_took = Duration::ZERO;
         self.next_sweep = None;
     }
@@ -141,13 +141,13 @@ impl Worker {
     /// Says whether that was all there is.
     fn expire(&mut self) -> Result<bool, store::Trouble> {
         let step = self.retention.step_size();
-        let place = self.retention.place;
+        let position = self.retention.position;
         let Expired {
             more,
             behind,
-            place,
-        } = store::transaction(|client| store::expire(client, step, place))?;
-        self.retention.place = place;
+            position,
+        } = store::transaction(|client| store::expire(client, step, position))?;
+        self.retention.position = position;
         self.retention.finished = 0;
         self.retention.adapt(behind);
         if !more {

@@ -6,7 +6,7 @@ use crate::memory;
 use crate::notice;
 use crate::protocol;
 use crate::shmem::State;
-use crate::store::{self, Alert, Claimed, Ending, Settled, Tally, Trouble, Waiting, Wish};
+use crate::store::{self, Alert, Claimed, Ending, Quota, Settled, Tally, Trouble, Waiting};
 use crate::wake;
 use pgrx::prelude::*;
 use std::collections::HashMap;
@@ -337,25 +337,25 @@ impl Worker {
                 self.agenda.after_endpoint,
                 AGENDA_PAGE,
             )?;
-            let mut wishes = self.wishes(&page, &settled);
+            let mut quotas = self.quotas(&page, &settled);
             if cautious {
                 // One at a time, each turn another one: what cannot be claimed must not stop the rest.
-                wishes.truncate(1);
-                wishes.iter_mut().for_each(|wish| wish.count = 1);
+                quotas.truncate(1);
+                quotas.iter_mut().for_each(|quota| quota.count = 1);
             }
-            let claimed = if wishes.is_empty() {
+            let claimed = if quotas.is_empty() {
                 Claimed::default()
             } else {
-                store::claim(client, &self.settings, instance, &wishes, self.byte_room())?
+                store::claim(client, &self.settings, instance, &quotas, self.byte_room())?
             };
-            Ok((settled, page, wishes, claimed))
+            Ok((settled, page, quotas, claimed))
         });
         match worked {
-            Ok((settled, page, wishes, claimed)) => {
+            Ok((settled, page, quotas, claimed)) => {
                 if !endings.is_empty() {
                     self.settled(endings, settled);
                 }
-                let pause = self.dispatch(&page, &wishes, claimed);
+                let pause = self.dispatch(&page, &quotas, claimed);
                 Ok(pause.min(self.turn_away(&page)))
             }
             Err(trouble) => {
@@ -396,7 +396,7 @@ impl Worker {
     }
 
     /// The claims are committed: hand them to the pool, and see when to come back.
-    fn dispatch(&mut self, page: &[Waiting], wishes: &[Wish], claimed: Claimed) -> Duration {
+    fn dispatch(&mut self, page: &[Waiting], quotas: &[Quota], claimed: Claimed) -> Duration {
         let now = Instant::now();
         let attempts = claimed.attempts.iter();
         let attempts = attempts.map(|attempt| (attempt.key, attempt.payload.len()));
@@ -414,12 +414,12 @@ impl Worker {
         self.pool.submit(claimed.attempts);
 
         let mut somebody_is_locked = false;
-        for wish in wishes {
-            let got = got.get(&wish.endpoint_id).copied().unwrap_or(0);
-            if got == wish.count {
-                self.agenda.busy.insert(wish.endpoint_id, wish.share);
+        for quota in quotas {
+            let got = got.get(&quota.endpoint_id).copied().unwrap_or(0);
+            if got == quota.count {
+                self.agenda.busy.insert(quota.endpoint_id, quota.share);
             } else {
-                let was_busy = self.agenda.busy.remove(&wish.endpoint_id).is_some();
+                let was_busy = self.agenda.busy.remove(&quota.endpoint_id).is_some();
                 somebody_is_locked |= got == 0 && !was_busy;
             }
         }
@@ -461,7 +461,7 @@ impl Worker {
 
     /// How many to claim of each endpoint that is due or busy: an equal part of what is free, and no more than it
     /// has room for.
-    fn wishes(&self, page: &[Waiting], settled: &Settled) -> Vec<Wish> {
+    fn quotas(&self, page: &[Waiting], settled: &Settled) -> Vec<Quota> {
         let due = page
             .iter()
             .filter(|waiting| waiting.due_in == Some(Duration::ZERO) && !waiting.turns_away);
@@ -479,9 +479,9 @@ impl Worker {
             .settings
             .max_claimed()
             .saturating_sub(self.ledger.out());
-        let mut wishes = Vec::with_capacity(asked.len());
-        for (place, &(endpoint_id, share)) in asked.iter().enumerate() {
-            let fair = free.div_ceil(asked.len() - place);
+        let mut quotas = Vec::with_capacity(asked.len());
+        for (already, &(endpoint_id, share)) in asked.iter().enumerate() {
+            let fair = free.div_ceil(asked.len() - already);
             // Twice what it finished in the last turn keeps its threads busy through the next; one that finishes
             // nothing gets no more than it can have in flight.
             // What somebody keeps from being settled counts as in flight, or a breaker that is locked would never stop it.
@@ -497,7 +497,7 @@ impl Worker {
                 usize::from(in_flight == 0)
             };
             if count > 0 && byte_room > 0 {
-                wishes.push(Wish {
+                quotas.push(Quota {
                     endpoint_id,
                     share,
                     count,
@@ -507,7 +507,7 @@ impl Worker {
                 free -= count;
             }
         }
-        wishes
+        quotas
     }
 
     fn byte_room(&self) -> usize {
