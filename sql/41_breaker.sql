@@ -173,8 +173,10 @@ CREATE OR REPLACE FUNCTION webhook.move_breakers(outcomes webhook.outcome[]) RET
 DECLARE
     at_stake int[];
     guarded record;
+    b webhook.breaker;
     followed record;
     locked int[] := '{}';
+    first_failed int[] := '{}';
     moved webhook.breaker[] := '{}';
     alerts webhook.alert[] := '{}';
 BEGIN
@@ -189,15 +191,12 @@ BEGIN
         RETURN locked;
     END IF;
 
-    INSERT INTO webhook.breaker (endpoint_id)
-    SELECT i.id FROM unnest(at_stake) AS i (id)
-    WHERE NOT EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = i.id)
-    ON CONFLICT DO NOTHING;
-
     -- The endpoint is locked too where an outcome may disable it, or a test may enable it.
     FOR guarded IN
         SELECT batch.endpoint_id, batch.outcomes, rule.policy, breaker.row AS breaker, endpoint.disabled_reason,
-               (breaker.row).endpoint_id IS NULL OR (rule.may_switch AND endpoint.id IS NULL) AS is_locked
+               (rule.may_switch AND endpoint.id IS NULL)
+               OR ((breaker.row).endpoint_id IS NULL
+                   AND EXISTS (SELECT FROM webhook.breaker x WHERE x.endpoint_id = batch.endpoint_id)) AS is_locked
         FROM (SELECT o.endpoint_id, array_agg(o ORDER BY o.ended_at, o.ordinal) AS outcomes,
                      bool_or(o.verdict = 'disable') AS says_gone, bool_or(o.status = 'FAILED' OR o.verdict = 'retry') AS has_failed
               FROM unnest(outcomes) AS o
@@ -220,8 +219,15 @@ BEGIN
             locked := locked || guarded.endpoint_id;
             CONTINUE;
         END IF;
-        SELECT * INTO followed
-        FROM webhook.follow(guarded.policy, guarded.outcomes, guarded.breaker, guarded.disabled_reason);
+        b := guarded.breaker;
+        IF b.endpoint_id IS NULL THEN
+            first_failed := first_failed || guarded.endpoint_id;
+            b.endpoint_id := guarded.endpoint_id;
+            b.state := 'CLOSED';
+            b.consecutive_failures := 0;
+            b.trips := 0;
+        END IF;
+        SELECT * INTO followed FROM webhook.follow(guarded.policy, guarded.outcomes, b, guarded.disabled_reason);
         moved := moved || followed.b;
         alerts := alerts || followed.alerts;
         IF followed.disabled_reason IS DISTINCT FROM guarded.disabled_reason THEN
@@ -232,13 +238,16 @@ BEGIN
         END IF;
     END LOOP;
 
-    UPDATE webhook.breaker b
-    SET state = m.state, consecutive_failures = m.consecutive_failures, last_failure_at = m.last_failure_at,
-        reason = m.reason, last_error = m.last_error, opened_at = m.opened_at, trips = m.trips, probe_at = m.probe_at,
-        probe_event_id = m.probe_event_id, probe_claim_seq = m.probe_claim_seq, ramp = m.ramp,
-        retries_before = m.retries_before, test_event_id = m.test_event_id
-    FROM unnest(moved) AS m
-    WHERE b.endpoint_id = m.endpoint_id AND b IS DISTINCT FROM m;
+    INSERT INTO webhook.breaker AS old SELECT m.* FROM unnest(moved) AS m
+    ON CONFLICT (endpoint_id) DO UPDATE
+    SET state = excluded.state, consecutive_failures = excluded.consecutive_failures,
+        last_failure_at = excluded.last_failure_at, reason = excluded.reason, last_error = excluded.last_error,
+        opened_at = excluded.opened_at, trips = excluded.trips, probe_at = excluded.probe_at,
+        probe_event_id = excluded.probe_event_id, probe_claim_seq = excluded.probe_claim_seq, ramp = excluded.ramp,
+        retries_before = excluded.retries_before,
+        -- A row that was not there has been made by a test since.
+        test_event_id = CASE WHEN old.endpoint_id = ANY (first_failed) THEN old.test_event_id ELSE excluded.test_event_id END
+    WHERE old IS DISTINCT FROM excluded;
 
     INSERT INTO webhook.alert (endpoint_id, kind, reason, error, is_own)
     SELECT a.endpoint_id, a.kind, a.reason, a.error, a.is_own FROM unnest(alerts) AS a;

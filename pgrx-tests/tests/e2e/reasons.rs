@@ -116,7 +116,7 @@ fn monitors_find_the_code_where_they_look() {
     let database = Cluster::idle().database("found");
     engine::add_endpoint(&database);
     database.execute(
-        "INSERT INTO webhook.policy (name, failure_threshold, warn_threshold, retry_errors) VALUES ('watched', 3, 1, '{tls}');
+        "INSERT INTO webhook.policy (name, failure_threshold, warn_threshold, retry_status, retry_errors) VALUES ('watched', 3, 1, '{}', '{tls}');
          UPDATE webhook.endpoint SET policy = 'watched'",
     );
     for _ in 0..3 {

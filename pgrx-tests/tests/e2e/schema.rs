@@ -233,16 +233,25 @@ fn impossible_states_are_refused() {
         ),
         ("finished", "CANCELLED", "attempts = 0"),
         ("failed_with_an_error", "FAILED", "completed_at = now()"),
-        ("failed_with_an_error", "FAILED", "last_error = 'HTTP 500'"),
         (
             "failed_with_an_error",
             "FAILED",
-            "attempts = 4, completed_at = now(), last_error = 'HTTP 500'",
+            "completed_at = now(), last_error = 'HTTP 500'",
         ),
         (
             "failed_with_an_error",
             "FAILED",
-            "completed_at = now(), last_error = 'HTTP 500', claimed_by = 1",
+            "reason = 'status', last_error = 'HTTP 500'",
+        ),
+        (
+            "failed_with_an_error",
+            "FAILED",
+            "attempts = 4, completed_at = now(), reason = 'status', last_error = 'HTTP 500'",
+        ),
+        (
+            "failed_with_an_error",
+            "FAILED",
+            "completed_at = now(), reason = 'status', last_error = 'HTTP 500', claimed_by = 1",
         ),
     ];
     let database = database();
@@ -261,7 +270,7 @@ fn impossible_states_are_refused() {
     database.execute(&insert("CANCELLED", FINISHED));
     database.execute(&insert(
         "FAILED",
-        &format!("last_error = 'HTTP 500', {FINISHED}"),
+        &format!("reason = 'status', last_error = 'HTTP 500', {FINISHED}"),
     ));
 }
 
