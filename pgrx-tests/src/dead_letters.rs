@@ -56,8 +56,8 @@ pub fn bury_many(database: &Database, endpoint: &str, count: u32) {
 fn dead_letters(events: &str, endpoint: &str) -> String {
     format!(
         "INSERT INTO webhook.dead_letter (event_id, endpoint_id, event_type, status, attempts, max_attempts,
-                                          last_status_code, last_error, created_at, completed_at)
-         SELECT v.id, e.id, v.event_type, 'FAILED', 3, 3, 500, 'HTTP 500', v.created_at, v.created_at
+                                          last_status_code, reason, last_error, created_at, completed_at)
+         SELECT v.id, e.id, v.event_type, 'FAILED', 3, 3, 500, 'status', 'HTTP 500', v.created_at, v.created_at
          FROM webhook.event v, webhook.endpoint e WHERE {events} AND e.name = '{endpoint}'"
     )
 }

@@ -233,8 +233,9 @@ fn failed_events<const COUNT: usize>(database: &Database) -> [Uuid; COUNT] {
         session
             .execute(
                 "WITH gone AS (DELETE FROM webhook.delivery_queue WHERE event_id = $1 RETURNING *)
-                 INSERT INTO webhook.dead_letter (event_id, endpoint_id, event_type, status, max_attempts, last_error, completed_at)
-                 SELECT event_id, endpoint_id, event_type, 'FAILED', max_attempts, 'HTTP 500', now() FROM gone",
+                 INSERT INTO webhook.dead_letter (event_id, endpoint_id, event_type, status, max_attempts, reason, last_error,
+                                                  completed_at)
+                 SELECT event_id, endpoint_id, event_type, 'FAILED', max_attempts, 'status', 'HTTP 500', now() FROM gone",
                 &[&event],
             )
             .unwrap();

@@ -24,9 +24,9 @@ const PAST: &str = "
     CREATE FUNCTION past_delivery(event uuid, endpoint int, ended text, age interval) RETURNS uuid LANGUAGE sql AS $$
         INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, attempt, verdict, status_code, duration_ms, finished_at)
         VALUES (event, endpoint, 1, 1, 'retry', 500, 5, now() - age);
-        INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, status, attempts, max_attempts, last_error, claim_seq,
+        INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, status, attempts, max_attempts, reason, last_error, claim_seq,
                                       created_at, completed_at)
-        VALUES (event, endpoint, 'past.event', ended, 1, 3, 'HTTP 500', 1, now() - age, now() - age)
+        VALUES (event, endpoint, 'past.event', ended, 1, 3, 'status', 'HTTP 500', 1, now() - age, now() - age)
         RETURNING event_id
     $$;
     CREATE FUNCTION past(ended text, age interval) RETURNS uuid LANGUAGE sql AS $$
