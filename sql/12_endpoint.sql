@@ -338,9 +338,9 @@ BEGIN
         changed := ARRAY(
             SELECT c.name
             FROM unnest('{url, event_types, policy, headers, format, template, filter, max_in_flight, rate_limit,
-                          metadata}'::text[]) WITH ORDINALITY AS c (name, place)
+                          metadata}'::text[]) WITH ORDINALITY AS c (name, ordinal)
             WHERE to_jsonb(new_row) -> c.name <> to_jsonb(old_row) -> c.name
-            ORDER BY c.place);
+            ORDER BY c.ordinal);
         EXIT WHEN cardinality(changed) = 0;
         UPDATE webhook.endpoint e
         SET url = new_row.url, event_types = new_row.event_types, policy = new_row.policy,

@@ -49,10 +49,10 @@ DECLARE
     known int[] := webhook.recall_routes(tenant, event_type);
 BEGIN
     IF known IS NULL THEN
-        known := coalesce((SELECT array_agg(r.number ORDER BY s.endpoint_id, r.place)
+        known := coalesce((SELECT array_agg(r.number ORDER BY s.endpoint_id, r.ordinal)
                            FROM webhook.subscribers(webhook.matching_keys(tenant, event_type)) s
                            CROSS JOIN LATERAL (VALUES (1, s.endpoint_id), (2, CASE WHEN s.filter IS NULL THEN s.max_attempts ELSE 0 END))
-                               AS r (place, number)), '{}');
+                               AS r (ordinal, number)), '{}');
         PERFORM webhook.remember_routes(tenant, event_type, known);
     END IF;
     RETURN known;

@@ -141,9 +141,9 @@ DECLARE
 BEGIN
     SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
     FROM (SELECT DISTINCT ON (k.key COLLATE "C") k.key, k.id
-          FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, place)
+          FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, ordinal)
           WHERE k.key IS NOT NULL
-          ORDER BY k.key COLLATE "C", k.place) w;
+          ORDER BY k.key COLLATE "C", k.ordinal) w;
 
     WHILE cardinality(wanted_keys) > 0 LOOP
         WITH inserted AS (
@@ -188,9 +188,9 @@ BEGIN
     END LOOP;
 
     RETURN ARRAY(SELECT coalesce(t.id, k.id)
-                 FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, place)
+                 FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, ordinal)
                  LEFT JOIN unnest(taken, taken_ids) AS t (key, id) ON t.key = k.key
-                 ORDER BY k.place);
+                 ORDER BY k.ordinal);
 END $$;
 
 -- All that few events have. What is not valid is refused.
@@ -293,9 +293,9 @@ BEGIN
         INSERT INTO webhook.delivery_queue
             (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
              coalesce_key, created_at)
-        SELECT new_event_id, routes[n.place], emit.event_type, routes[n.place OPERATOR(pg_catalog.+) 1], due_at, reason,
+        SELECT new_event_id, routes[r.n], emit.event_type, routes[r.n OPERATOR(pg_catalog.+) 1], due_at, reason,
                emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at
-        FROM pg_catalog.generate_series(1, pg_catalog.cardinality(routes), 2) AS n (place);
+        FROM pg_catalog.generate_series(1, pg_catalog.cardinality(routes), 2) AS r (n);
     ELSE
         is_queued := false;
     END IF;

@@ -128,9 +128,9 @@ DECLARE
 BEGIN
     DELETE FROM webhook.attempt
     WHERE ctid = ANY (ARRAY(
-        SELECT spent.place FROM unnest(event_ids, endpoint_ids) AS gone (event_id, endpoint_id)
+        SELECT spent.row_id FROM unnest(event_ids, endpoint_ids) AS gone (event_id, endpoint_id)
         CROSS JOIN LATERAL (
-            SELECT a.ctid AS place FROM webhook.attempt a
+            SELECT a.ctid AS row_id FROM webhook.attempt a
             WHERE a.event_id = gone.event_id AND a.endpoint_id = gone.endpoint_id
             LIMIT 5000 FOR UPDATE SKIP LOCKED
         ) spent

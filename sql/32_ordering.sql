@@ -15,18 +15,18 @@
 --
 -- Nobody waits for a row. What a lock or an old snapshot has kept from being passed on, webhook.keep_order() passes on.
 
--- Of these places, which the caller has locked, those that may be claimed; the others are set aside, and some of those behind them
+-- Of these rows, which the caller has locked, those that may be claimed; the others are set aside, and some of those behind them
 -- too, which the caller would meet next. Where somebody has locked the
 -- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
--- places are put off for a second, so that they are not in the way of what is behind them.
-CREATE OR REPLACE FUNCTION webhook.set_followers_aside(places tid[]) RETURNS tid[]
+-- rows are put off for a second, so that they are not in the way of what is behind them.
+CREATE OR REPLACE FUNCTION webhook.set_followers_aside(row_ids tid[]) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     in_turn tid[];
 BEGIN
-    -- By their places alone: asked for an order, or for the predicate of an index, the planner would rather read the whole index.
+    -- By their ctids alone: asked for an order, or for the predicate of an index, the planner would rather read the whole index.
     WITH met AS MATERIALIZED (
-        SELECT q.endpoint_id, q.ordering_key FROM webhook.delivery_queue q WHERE q.ctid = ANY (places)
+        SELECT q.endpoint_id, q.ordering_key FROM webhook.delivery_queue q WHERE q.ctid = ANY (row_ids)
     )
     INSERT INTO webhook.lane (endpoint_id, ordering_key, event_id)
     SELECT met.endpoint_id, met.ordering_key, first.event_id
@@ -43,7 +43,7 @@ BEGIN
 
     -- While the lane is locked nobody passes its turn on without seeing who was set aside behind it.
     WITH met AS MATERIALIZED (
-        SELECT q.ctid AS place, q.endpoint_id, q.ordering_key, q.event_id, lane.event_id AS turn_of,
+        SELECT q.ctid AS row_id, q.endpoint_id, q.ordering_key, q.event_id, lane.event_id AS turn_of,
                q.ordering_key IS NULL OR coalesce(lane.event_id = q.event_id, false) AS is_in_turn
         FROM webhook.delivery_queue q
         LEFT JOIN LATERAL (
@@ -51,18 +51,18 @@ BEGIN
             WHERE l.endpoint_id = q.endpoint_id AND l.ordering_key = q.ordering_key
             LIMIT 1 FOR SHARE SKIP LOCKED
         ) lane ON true
-        WHERE q.ctid = ANY (places)
+        WHERE q.ctid = ANY (row_ids)
     ), last_met AS MATERIALIZED (
         SELECT DISTINCT ON (m.endpoint_id, m.ordering_key) m.endpoint_id, m.ordering_key, m.event_id, m.turn_of
         FROM met m WHERE NOT m.is_in_turn AND m.turn_of IS NOT NULL
         ORDER BY m.endpoint_id, m.ordering_key, m.event_id DESC
     ), behind AS MATERIALIZED (
-        SELECT m.place, m.turn_of FROM met m WHERE NOT m.is_in_turn
+        SELECT m.row_id, m.turn_of FROM met m WHERE NOT m.is_in_turn
         UNION ALL
-        SELECT q.place, l.turn_of
+        SELECT q.row_id, l.turn_of
         FROM last_met l
         CROSS JOIN LATERAL (
-            SELECT q.ctid AS place FROM webhook.delivery_queue q
+            SELECT q.ctid AS row_id FROM webhook.delivery_queue q
             WHERE q.endpoint_id = l.endpoint_id AND q.ordering_key = l.ordering_key AND q.event_id > l.event_id
               AND q.event_id <> l.turn_of AND q.status = 'PENDING' AND q.waits_for IS NULL AND q.next_attempt_at <= now()
             ORDER BY q.endpoint_id, q.ordering_key, q.event_id
@@ -72,9 +72,9 @@ BEGIN
         UPDATE webhook.delivery_queue q
         SET waits_for = b.turn_of,
             next_attempt_at = CASE WHEN b.turn_of IS NULL THEN now() + interval '1 s' ELSE q.next_attempt_at END
-        FROM behind b WHERE q.ctid = b.place
+        FROM behind b WHERE q.ctid = b.row_id
     )
-    SELECT array_agg(m.place) INTO in_turn FROM met m WHERE m.is_in_turn;
+    SELECT array_agg(m.row_id) INTO in_turn FROM met m WHERE m.is_in_turn;
     RETURN in_turn;
 END $$;
 
@@ -102,9 +102,9 @@ CREATE OR REPLACE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids
 BEGIN
     UPDATE webhook.delivery_queue SET waits_for = NULL
     WHERE ctid = ANY (ARRAY(
-        SELECT q.place FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
+        SELECT q.row_id FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
         CROSS JOIN LATERAL (
-            SELECT q.ctid AS place FROM webhook.delivery_queue q
+            SELECT q.ctid AS row_id FROM webhook.delivery_queue q
             WHERE q.event_id = u.event_id AND q.endpoint_id = u.endpoint_id AND q.status = 'PENDING' AND q.waits_for IS NOT NULL
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) q));

@@ -61,19 +61,19 @@ BEGIN
                      AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant);
 END $$;
 
--- Of these places, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
-CREATE OR REPLACE FUNCTION webhook.cancel_superseded(places tid[]) RETURNS tid[]
+-- Of these rows, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
+CREATE OR REPLACE FUNCTION webhook.cancel_superseded(row_ids tid[]) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     superseded record;
 BEGIN
-    SELECT array_agg(q.ctid) AS places, array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids
+    SELECT array_agg(q.ctid) AS row_ids, array_agg(q.event_id) AS event_ids, array_agg(q.endpoint_id) AS endpoint_ids
     INTO superseded
     FROM webhook.delivery_queue q
-    WHERE q.ctid = ANY (places) AND webhook.is_superseded(q);
-    IF superseded.places IS NULL THEN
-        RETURN places;
+    WHERE q.ctid = ANY (row_ids) AND webhook.is_superseded(q);
+    IF superseded.row_ids IS NULL THEN
+        RETURN row_ids;
     END IF;
     PERFORM webhook.finish_queued(superseded.event_ids, superseded.endpoint_ids, 'CANCELLED', 'coalesced');
-    RETURN ARRAY(SELECT place FROM unnest(places) AS place WHERE place <> ALL (superseded.places));
+    RETURN ARRAY(SELECT row_id FROM unnest(row_ids) AS row_id WHERE row_id <> ALL (superseded.row_ids));
 END $$;

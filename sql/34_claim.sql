@@ -28,12 +28,12 @@ BEGIN
     WITH RECURSIVE page AS (
         SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
                 WHERE q.endpoint_id > after_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-                ORDER BY q.endpoint_id LIMIT 1) AS id, 1 AS place
+                ORDER BY q.endpoint_id LIMIT 1) AS id, 1 AS ordinal
         UNION ALL
         SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
                 WHERE q.endpoint_id > page.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-                ORDER BY q.endpoint_id LIMIT 1), page.place + 1
-        FROM page WHERE page.id IS NOT NULL AND page.place < page_size
+                ORDER BY q.endpoint_id LIMIT 1), page.ordinal + 1
+        FROM page WHERE page.id IS NOT NULL AND page.ordinal < page_size
     )
     SELECT page.id,
            ceil(greatest(0, least(86400, extract(epoch FROM CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END)
@@ -86,10 +86,10 @@ DECLARE
     some_are_coalesced boolean;
 BEGIN
     FOR round IN 1..5 LOOP
-        SELECT array_agg(met.place) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced)
+        SELECT array_agg(met.row_id) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced)
         INTO picked, some_are_ordered, some_are_coalesced
         FROM (
-            SELECT due.place, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
+            SELECT due.row_id, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
             FROM unnest(endpoint_ids, capacities, in_flight, byte_rooms) AS w (endpoint_id, capacity, in_flight, byte_room)
             CROSS JOIN LATERAL (
                 SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at FROM webhook.endpoint e
@@ -101,7 +101,7 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
                 FROM (
-                    SELECT q.ctid AS place, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
+                    SELECT q.ctid AS row_id, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
                            coalesce((SELECT coalesce(v.payload_bytes, octet_length(v.payload::text)) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
                     FROM webhook.delivery_queue q
                     WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
@@ -133,7 +133,7 @@ BEGIN
         PERFORM webhook.end_catching_up(endpoint_ids);
     END IF;
 
-    -- They are locked, so they stay in their places.
+    -- They are locked, so they keep their ctids.
     RETURN QUERY
     WITH claimed AS (
         UPDATE webhook.delivery_queue q
@@ -155,10 +155,10 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT '/webhook' || string_agg(CASE WHEN chr(b.byte) ~ '[A-Za-z0-9._~/-]' THEN chr(b.byte)
-                                                 ELSE '%' || lpad(upper(to_hex(b.byte)), 2, '0') END, '' ORDER BY place)
+                                                 ELSE '%' || lpad(upper(to_hex(b.byte)), 2, '0') END, '' ORDER BY at)
             FROM convert_to(coalesce('/' || nullif(webhook.setting('site'), ''), '') || '/' || current_database(), 'UTF8') AS path,
-                 generate_series(0, octet_length(path) - 1) AS place,
-                 LATERAL (SELECT get_byte(path, place) AS byte) b);
+                 generate_series(0, octet_length(path) - 1) AS at,
+                 LATERAL (SELECT get_byte(path, at) AS byte) b);
 
 -- How to reach these endpoints, and in which format. One that was made without a secret gets it here.
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])

@@ -279,7 +279,7 @@ BEGIN
         WHERE b.endpoint_id = ANY (endpoint_ids) AND b.state <> 'CLOSED' AND webhook.probe_is_due(b)
         FOR UPDATE SKIP LOCKED
     ), probe AS MATERIALIZED (
-        SELECT due.endpoint_id, q.place, q.event_id, q.claim_seq, (served.policy).connect_timeout + (served.policy).timeout AS lease
+        SELECT due.endpoint_id, q.row_id, q.event_id, q.claim_seq, (served.policy).connect_timeout + (served.policy).timeout AS lease
         FROM due
         CROSS JOIN LATERAL (
             SELECT webhook.policy_of(e.policy) AS policy FROM webhook.endpoint e
@@ -288,8 +288,8 @@ BEGIN
             LIMIT 1
         ) served
         CROSS JOIN LATERAL (
-            SELECT met.place, (met.q).event_id, (met.q).claim_seq
-            FROM (SELECT q.ctid AS place, q FROM webhook.delivery_queue q
+            SELECT met.row_id, (met.q).event_id, (met.q).claim_seq
+            FROM (SELECT q.ctid AS row_id, q FROM webhook.delivery_queue q
                   WHERE q.endpoint_id = due.endpoint_id AND webhook.may_be_probe(q)
                   ORDER BY q.next_attempt_at, q.event_id
                   LIMIT page_size FOR UPDATE SKIP LOCKED) met
@@ -302,12 +302,12 @@ BEGIN
             probe_claim_seq = probe.claim_seq + 1
         FROM probe WHERE b.endpoint_id = probe.endpoint_id
     )
-    SELECT array_agg(probe.place) INTO probes FROM probe;
+    SELECT array_agg(probe.row_id) INTO probes FROM probe;
 
-    PERFORM webhook.set_followers_aside(webhook.cancel_superseded(array_agg(q.place)))
+    PERFORM webhook.set_followers_aside(webhook.cancel_superseded(array_agg(q.row_id)))
     FROM webhook.breaker b
     CROSS JOIN LATERAL (
-        SELECT q.ctid AS place FROM webhook.delivery_queue q
+        SELECT q.ctid AS row_id FROM webhook.delivery_queue q
         WHERE q.endpoint_id = b.endpoint_id AND webhook.is_ready(q, NULL) AND num_nonnulls(q.ordering_key, q.coalesce_key) > 0
         ORDER BY q.next_attempt_at, q.event_id
         LIMIT page_size FOR UPDATE SKIP LOCKED
@@ -315,11 +315,11 @@ BEGIN
     WHERE b.endpoint_id = ANY (endpoint_ids) AND b.state <> 'CLOSED' AND webhook.probe_is_due(b)
     HAVING count(*) > 0;
 
-    SELECT array_agg(q.place) INTO tests
+    SELECT array_agg(q.row_id) INTO tests
     FROM webhook.breaker b
     CROSS JOIN LATERAL (SELECT FROM webhook.endpoint e WHERE e.id = b.endpoint_id AND e.origin = our_origin LIMIT 1) ours
     CROSS JOIN LATERAL (
-        SELECT q.ctid AS place FROM webhook.delivery_queue q
+        SELECT q.ctid AS row_id FROM webhook.delivery_queue q
         WHERE q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id AND webhook.is_ready(q, NULL)
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) q

@@ -121,17 +121,17 @@ DECLARE
 BEGIN
     WITH RECURSIVE page AS (
         SELECT (SELECT t.endpoint_id FROM webhook.tally t WHERE t.endpoint_id > after_endpoint
-                ORDER BY t.endpoint_id LIMIT 1) AS id, 1 AS place
+                ORDER BY t.endpoint_id LIMIT 1) AS id, 1 AS ordinal
         UNION ALL
         SELECT (SELECT t.endpoint_id FROM webhook.tally t WHERE t.endpoint_id > page.id
-                ORDER BY t.endpoint_id LIMIT 1), page.place + 1
-        FROM page WHERE page.id IS NOT NULL AND page.place < page_size
+                ORDER BY t.endpoint_id LIMIT 1), page.ordinal + 1
+        FROM page WHERE page.id IS NOT NULL AND page.ordinal < page_size
     )
     SELECT array_agg(page.id ORDER BY page.id) INTO endpoint_ids FROM page WHERE page.id IS NOT NULL;
 
     DELETE FROM webhook.tally
     WHERE ctid = ANY (ARRAY(
-        SELECT expired.place
+        SELECT expired.row_id
         FROM unnest(endpoint_ids) AS page (id)
         CROSS JOIN (VALUES ('SENT'), ('FAILED')) AS counted (status)
         CROSS JOIN LATERAL (
@@ -139,7 +139,7 @@ BEGIN
             ORDER BY t.hour DESC LIMIT 1
         ) newest
         CROSS JOIN LATERAL (
-            SELECT t.ctid AS place FROM webhook.tally t
+            SELECT t.ctid AS row_id FROM webhook.tally t
             WHERE t.endpoint_id = page.id AND t.status = counted.status AND t.hour < now() - interval '48 hours'
               AND (t.hour < newest.hour OR EXISTS (SELECT FROM webhook.removed_endpoint r WHERE r.id = page.id))
             LIMIT 100 FOR UPDATE SKIP LOCKED

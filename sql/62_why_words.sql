@@ -10,8 +10,8 @@ BEGIN
     IF value !~ unprintable THEN
         RETURN value;
     END IF;
-    RETURN string_agg(CASE WHEN c ~ unprintable THEN format(E'\\u%s', lpad(to_hex(ascii(c)), 4, '0')) ELSE c END, '' ORDER BY place)
-    FROM string_to_table(value, NULL) WITH ORDINALITY AS t (c, place);
+    RETURN string_agg(CASE WHEN c ~ unprintable THEN format(E'\\u%s', lpad(to_hex(ascii(c)), 4, '0')) ELSE c END, '' ORDER BY ordinal)
+    FROM string_to_table(value, NULL) WITH ORDINALITY AS t (c, ordinal);
 END $$;
 
 CREATE OR REPLACE FUNCTION webhook.time_in_words(instant timestamptz) RETURNS text

@@ -28,8 +28,8 @@ BEGIN
         route.url, route.header_names, route.header_values, route.format, route.template, route.source, route.secrets) request
     CROSS JOIN LATERAL (
         SELECT jsonb_object_agg(f.name, f.value) AS fields
-        FROM (SELECT h.name, string_agg(h.value, ', ' ORDER BY h.place) AS value
-              FROM unnest(request.sent_header_names, request.sent_header_values) WITH ORDINALITY AS h (name, value, place)
+        FROM (SELECT h.name, string_agg(h.value, ', ' ORDER BY h.ordinal) AS value
+              FROM unnest(request.sent_header_names, request.sent_header_values) WITH ORDINALITY AS h (name, value, ordinal)
               GROUP BY h.name) f
     ) header
     WHERE v.id = preview.event_id;

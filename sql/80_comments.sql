@@ -40,7 +40,7 @@ COMMENT ON ROUTINE webhook.begin_instance IS
 COMMENT ON ROUTINE webhook.call_followers IS
     'Makes deliveries due that waited for the turn of their ordering key.';
 COMMENT ON ROUTINE webhook.cancel_superseded IS
-    'Cancels claimed places that a newer delivery supersedes, and returns the others.';
+    'Cancels rows that a newer delivery supersedes, and returns the others.';
 COMMENT ON ROUTINE webhook.change IS 'Changes deliveries, and waits for those who have them locked.';
 COMMENT ON ROUTINE webhook.check_endpoint IS
     'Trigger: refuses an endpoint that is not valid, with the remedy.';
