@@ -84,7 +84,7 @@ fn each_ends_in_time_and_leaves_at_most_a_short_clean_excerpt() {
     const CHUNKED: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     let late = (None, Some("timeout"));
     let not_http = (None, Some("invalid_response"));
-    let answered = |status| (Some(status), None);
+    let answered = |status| (Some(status), (status >= 300).then_some("status"));
 
     let cases = [
         ("silence", RawReceiver::doing(hold), late),
