@@ -127,10 +127,11 @@ impl Worker {
             }
         }
         heed_termination()?;
-        if now >= self.recovery.next && self.hold().is_none() {
-            if let Err(trouble) = self.recover() {
-                self.complain(&trouble);
-            }
+        if now >= self.recovery.next
+            && self.hold().is_none()
+            && let Err(trouble) = self.recover()
+        {
+            self.complain(&trouble);
         }
         heed_termination()?;
         if self.next_alerts.is_some_and(|at| Instant::now() >= at) && !is_read_only() {

@@ -42,7 +42,7 @@ fn ends_page_by_page(client: &mut Client, call: &str) {
 #[test]
 fn deliveries_behind_many_open_breakers_are_turned_away_page_by_page() {
     let cluster = engine::idle_cluster();
-    let (database, mut client) = queue(&cluster);
+    let (database, mut client) = queue(cluster);
     database.execute(
         "SELECT webhook_copy_policy('transport', 'failing');
          UPDATE webhook.endpoint SET policy = 'failing';
@@ -56,7 +56,7 @@ fn deliveries_behind_many_open_breakers_are_turned_away_page_by_page() {
 #[test]
 fn deliveries_that_many_endpoints_have_held_for_too_long_fail_page_by_page() {
     let cluster = engine::idle_cluster();
-    let (database, mut client) = queue(&cluster);
+    let (database, mut client) = queue(cluster);
     database.execute("UPDATE webhook.endpoint SET paused_at = now() - interval '30 days'");
     database.execute_as_engine(
         "UPDATE webhook.delivery_queue SET next_attempt_at = now() - interval '20 days'",
@@ -70,7 +70,7 @@ fn deliveries_that_many_endpoints_have_held_for_too_long_fail_page_by_page() {
 #[test]
 fn deliveries_of_many_removed_endpoints_end_page_by_page() {
     let cluster = engine::idle_cluster();
-    let (database, mut client) = queue(&cluster);
+    let (database, mut client) = queue(cluster);
     database.execute("DELETE FROM webhook.endpoint");
     let call = format!("SELECT ended FROM webhook.end_orphans(0, {PAGE})");
     ends_page_by_page(&mut client, &call);
@@ -81,7 +81,7 @@ fn deliveries_of_many_removed_endpoints_end_page_by_page() {
 #[test]
 fn the_look_for_orphans_goes_on_after_the_endpoints_that_have_none() {
     let cluster = engine::idle_cluster();
-    let (database, mut client) = queue(&cluster);
+    let (database, mut client) = queue(cluster);
     database.execute(
         "INSERT INTO webhook.endpoint (id, name, url, event_types) VALUES (1000, 'last', 'http://127.0.0.1:9/', '{order.paid}');
          SELECT webhook_emit('order.paid', endpoints => '{last}');
@@ -156,7 +156,7 @@ fn lost_claims_are_found_page_by_page_and_each_page_reads_no_more() {
 #[test]
 fn lost_turns_are_passed_on_page_by_page() {
     let cluster = engine::idle_cluster();
-    let (database, mut client) = queue(&cluster);
+    let (database, mut client) = queue(cluster);
     // The lanes belong to deliveries that are gone, and everything waits for those.
     database.execute_as_engine(
         "INSERT INTO webhook.lane (endpoint_id, ordering_key, event_id)
@@ -165,13 +165,9 @@ fn lost_turns_are_passed_on_page_by_page() {
          UPDATE webhook.delivery_queue SET waits_for = '00000000-0000-0000-0000-000000000001'",
     );
     let waiting = "webhook.delivery_queue WHERE waits_for IS NOT NULL";
-    let mut place: (
-        Option<i32>,
-        Option<String>,
-        Option<i32>,
-        Option<String>,
-        Option<uuid::Uuid>,
-    ) = Default::default();
+    type Lane = (Option<i32>, Option<String>);
+    type Follower = (Option<i32>, Option<String>, Option<uuid::Uuid>);
+    let (mut lane, mut follower) = (Lane::default(), Follower::default());
     let mut left = count(&mut client, waiting);
     for _ in 0..2 * ENDPOINTS {
         let call = format!(
@@ -179,9 +175,13 @@ fn lost_turns_are_passed_on_page_by_page() {
              FROM webhook.keep_order($1, $2, $3, $4, $5, {PAGE})"
         );
         let row = client
-            .query_one(&call, &[&place.0, &place.1, &place.2, &place.3, &place.4])
+            .query_one(
+                &call,
+                &[&lane.0, &lane.1, &follower.0, &follower.1, &follower.2],
+            )
             .unwrap();
-        place = (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+        lane = (row.get(0), row.get(1));
+        follower = (row.get(2), row.get(3), row.get(4));
         let now_left = count(&mut client, waiting);
         assert!(left - now_left <= 2 * PAGE, "{left} and then {now_left}");
         left = now_left;

@@ -77,7 +77,7 @@ fn a_retry_that_waits_is_superseded_and_what_is_in_flight_is_not() {
 #[test]
 fn each_endpoint_and_each_tenant_has_its_own() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     database.add_endpoint_with("acme/own", "http://127.0.0.1:9/", "policy => 'standard'");
     let mut client = database.connect();
     let of_nobody = emit(&mut client, "order-1", "");
@@ -99,7 +99,7 @@ fn each_endpoint_and_each_tenant_has_its_own() {
 #[test]
 fn a_rolled_back_event_supersedes_nothing() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let mut client = database.connect();
     let old = emit(&mut client, "order-1", "");
     let mut transaction = client.transaction().unwrap();
@@ -111,7 +111,7 @@ fn a_rolled_back_event_supersedes_nothing() {
 #[test]
 fn two_who_did_not_see_each_other_are_sorted_out_when_one_is_claimed() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let (mut one, mut other) = (database.connect(), database.connect());
     one.batch_execute("BEGIN").unwrap();
     other.batch_execute("BEGIN").unwrap();
@@ -130,7 +130,7 @@ fn two_who_did_not_see_each_other_are_sorted_out_when_one_is_claimed() {
 #[test]
 fn emitters_do_not_wait_for_each_other() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let (mut one, mut other) = (database.connect(), database.connect());
     emit(&mut one, "order-1", "");
     one.batch_execute("BEGIN").unwrap();
@@ -143,7 +143,7 @@ fn emitters_do_not_wait_for_each_other() {
 #[test]
 fn what_the_worker_does_meanwhile_costs_no_emitter_its_transaction() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
         let older = emit(&mut database.connect(), "order-1", "");
         let mut session = database.connect();
@@ -168,7 +168,7 @@ fn what_the_worker_does_meanwhile_costs_no_emitter_its_transaction() {
 #[test]
 fn with_an_ordering_key_the_turn_passes_on() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let mut client = database.connect();
     let both = ", ordering_key => 'order-1'";
     let old = emit(&mut client, "order-1", both);
@@ -204,7 +204,7 @@ fn overtaken(database: &Database, status: i32) -> Uuid {
 #[test]
 fn what_was_in_flight_is_not_tried_again_after_the_newer_one_was_sent() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let older = overtaken(&database, 500);
     assert_eq!(end_of(&database, older), "PENDING HTTP 500");
     due_now(&database);
@@ -215,7 +215,7 @@ fn what_was_in_flight_is_not_tried_again_after_the_newer_one_was_sent() {
 #[test]
 fn what_commits_after_the_newer_one_was_sent_is_not_sent() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let (mut slow, mut client) = (database.connect(), database.connect());
     slow.batch_execute("BEGIN").unwrap();
     let older = emit(&mut slow, "order-1", "");
@@ -234,7 +234,7 @@ fn what_commits_after_the_newer_one_was_sent_is_not_sent() {
 #[test]
 fn the_probe_is_none_that_was_superseded() {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     overtaken(&database, 500);
     let plain = database.emit("order.changed", json!({}));
     database.execute(
@@ -251,7 +251,7 @@ fn the_probe_is_none_that_was_superseded() {
 fn a_replay_of_a_failed_delivery_is_coalesced_and_one_of_a_cancelled_delivery_is_sent_all_the_same()
 {
     let cluster = engine::idle_cluster();
-    let database = database(&cluster, "http://127.0.0.1:9/");
+    let database = database(cluster, "http://127.0.0.1:9/");
     let older = overtaken(&database, 400);
     database.execute(&format!("SELECT webhook_replay('{older}')"));
     assert_eq!(engine::claim_due(&database), []);

@@ -75,7 +75,7 @@ fn wait_until_due(database: &Database, event: Uuid) {
 #[test]
 fn each_waits_for_the_one_before_it_and_other_keys_for_nobody() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second, third] = emit_some(&database, "a");
     let [other] = emit_some(&database, "b");
     let unordered = database.emit("order.changed", json!({}));
@@ -96,7 +96,7 @@ fn each_waits_for_the_one_before_it_and_other_keys_for_nobody() {
 #[test]
 fn the_same_key_at_two_endpoints_is_two_orders() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     database.add_endpoint("more", "http://127.0.0.1:9/");
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
@@ -111,7 +111,7 @@ fn the_same_key_at_two_endpoints_is_two_orders() {
 #[test]
 fn a_failing_one_holds_its_followers_back_until_it_is_sent() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 500);
@@ -127,7 +127,7 @@ fn a_failing_one_holds_its_followers_back_until_it_is_sent() {
 #[test]
 fn with_skip_the_followers_of_a_dead_letter_go_on() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second, third] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 400);
@@ -154,7 +154,7 @@ fn with_wait_the_followers_of_a_dead_letter_wait_for_a_person() {
         "delete the event",
         "retention",
     ] {
-        let database = idle(&cluster, "on_blocked = 'wait'");
+        let database = idle(cluster, "on_blocked = 'wait'");
         let [first, second] = emit_some(&database, "a");
         assert_eq!(next(&database), [first]);
         settle(&database, first, 400);
@@ -211,7 +211,7 @@ fn whoever_moves_the_one_in_turn_lets_the_next_one_go() {
         "UPDATE webhook.delivery SET status = 'CANCELLED' WHERE event_id = 'EVENT'",
         "DELETE FROM webhook.delivery WHERE event_id = 'EVENT'",
     ] {
-        let database = idle(&cluster, "");
+        let database = idle(cluster, "");
         let [first, second] = emit_some(&database, "a");
         assert_eq!(next(&database), [first]);
         settle(&database, first, 500);
@@ -224,7 +224,7 @@ fn whoever_moves_the_one_in_turn_lets_the_next_one_go() {
 #[test]
 fn a_lost_claim_keeps_its_turn() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     // Nobody holds the lock of instance 1.
@@ -237,7 +237,7 @@ fn a_lost_claim_keeps_its_turn() {
 #[test]
 fn a_scheduled_one_holds_back_what_was_emitted_after_it() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let first: Uuid = database.query_one_value(
         "SELECT webhook_emit('order.changed', ordering_key => 'a', deliver_at => now() + interval '1 day')",
     );
@@ -252,7 +252,7 @@ fn a_scheduled_one_holds_back_what_was_emitted_after_it() {
 #[test]
 fn what_commits_late_goes_when_it_is_there_and_never_beside_another() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let mut late = database.connect();
     late.batch_execute("BEGIN").unwrap();
     let first = emit(&mut late, "a");
@@ -270,7 +270,7 @@ fn what_commits_late_goes_when_it_is_there_and_never_beside_another() {
 fn the_probe_of_an_open_breaker_is_one_that_has_its_turn() {
     let cluster = engine::idle_cluster();
     let database = idle(
-        &cluster,
+        cluster,
         "failure_threshold = 1, cooldown = '1 h', max_attempts = 9",
     );
     let [first, _second] = emit_some(&database, "a");
@@ -287,7 +287,7 @@ fn the_probe_of_an_open_breaker_is_one_that_has_its_turn() {
 #[test]
 fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second, third] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     assert!(next(&database).is_empty());
@@ -308,7 +308,7 @@ fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
 #[test]
 fn whoever_keeps_the_one_in_turn_locked_keeps_only_its_key_waiting() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 500);
@@ -329,7 +329,7 @@ fn whoever_keeps_the_one_in_turn_locked_keeps_only_its_key_waiting() {
 #[test]
 fn many_of_a_key_that_is_locked_are_not_in_the_way_of_the_rest() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "on_blocked = 'wait'");
+    let database = idle(cluster, "on_blocked = 'wait'");
     let [first] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 400);
@@ -353,7 +353,7 @@ fn many_of_a_key_that_is_locked_are_not_in_the_way_of_the_rest() {
 #[test]
 fn nobody_who_has_a_lane_locked_keeps_lost_claims_from_being_recovered() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "on_blocked = 'wait'");
+    let database = idle(cluster, "on_blocked = 'wait'");
     let [first] = emit_some(&database, "a");
     let [lost] = emit_some(&database, "b");
     assert_eq!(next(&database), [first, lost]);
@@ -372,7 +372,7 @@ fn nobody_who_has_a_lane_locked_keeps_lost_claims_from_being_recovered() {
 #[test]
 fn what_was_parked_and_is_sent_again_by_hand_has_its_own_backoff() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     let write = |status: &str| {
@@ -392,7 +392,7 @@ fn what_was_parked_and_is_sent_again_by_hand_has_its_own_backoff() {
 #[test]
 fn the_time_that_a_person_chose_for_a_follower_counts_when_its_turn_comes() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     database.execute(&format!(
@@ -407,7 +407,7 @@ fn the_time_that_a_person_chose_for_a_follower_counts_when_its_turn_comes() {
 #[test]
 fn whoever_takes_a_delivery_out_of_its_order_lets_the_others_go_on() {
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     let [first, second, third] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 500);
@@ -427,7 +427,7 @@ fn whoever_takes_a_delivery_out_of_its_order_lets_the_others_go_on() {
 fn many_followers_are_parked_once_and_not_met_again() {
     const FOLLOWERS: i64 = 5_000;
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "");
+    let database = idle(cluster, "");
     database.execute(&format!(
         "SELECT webhook_emit('order.changed', ordering_key => 'a') FROM generate_series(0, {FOLLOWERS})"
     ));
@@ -451,7 +451,7 @@ fn several_claimers_never_take_two_of_a_key() {
     const KEYS: usize = 10;
     const EVENTS: usize = 40;
     let cluster = engine::idle_cluster();
-    let database = idle(&cluster, "initial_delay = '0 s', max_attempts = 100");
+    let database = idle(cluster, "initial_delay = '0 s', max_attempts = 100");
     let endpoint: i32 = database.query_one_value("SELECT min(id) FROM webhook.endpoint");
     let key_of: Arc<Mutex<HashMap<Uuid, usize>>> = Arc::default();
     let in_flight: Mutex<HashSet<usize>> = Mutex::default();

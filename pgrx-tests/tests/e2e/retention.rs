@@ -688,7 +688,7 @@ fn deliveries_stay_while_a_restore_has_not_brought_their_endpoints() {
 #[test]
 fn retention_goes_on_while_delivery_is_switched_off() {
     let cluster = Cluster::idle();
-    let database = database(&cluster, &Receiver::start());
+    let database = database(cluster, &Receiver::start());
     past(&database, "SENT", "8 days");
     let queued = database.emit("order.created", json!({}));
     wait_until(

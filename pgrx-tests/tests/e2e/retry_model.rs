@@ -279,6 +279,9 @@ impl Delivery {
     }
 }
 
+/// Its number, verdict and reason.
+type Attempt = (Option<i32>, &'static str, Option<&'static str>);
+
 struct Case<'a, 'b> {
     random: Random,
     transaction: &'a mut Transaction<'b>,
@@ -286,8 +289,8 @@ struct Case<'a, 'b> {
     /// Its id and the policy that it has now.
     endpoints: Vec<(i32, usize)>,
     deliveries: Vec<Delivery>,
-    /// By event, endpoint and claim: the attempt's number, verdict and reason.
-    attempts: BTreeMap<(Uuid, i32, i64), (Option<i32>, &'static str, Option<&'static str>)>,
+    /// By event, endpoint and claim.
+    attempts: BTreeMap<(Uuid, i32, i64), Attempt>,
     /// Microseconds since 1970.
     now: f64,
 }
