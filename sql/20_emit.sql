@@ -44,11 +44,7 @@ BEGIN
         HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
 END $$;
 
--- For drivers that send json. A domain, because the server takes a function with one only where no other fits: text is the
--- preferred type, so a payload without a type is jsonb as before, whatever type the other argument has. There is nothing like
--- it among arrays, so not for an array of types.
-CREATE DOMAIN webhook.type_beside_json AS text;
-
+-- For drivers that send json: webhook_emit() and webhook_emit_many() with a json payload.
 CREATE OR REPLACE FUNCTION webhook.refuse_json(parameter text) RETURNS uuid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

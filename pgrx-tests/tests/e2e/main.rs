@@ -4,6 +4,7 @@ mod address_guard;
 mod alert_loops;
 mod alert_trouble;
 mod alerts;
+mod api;
 mod backfill;
 mod bounds;
 mod breaker;

@@ -203,7 +203,7 @@ fn a_role_gets_what_its_level_gains_by_an_upgrade_and_no_other_does() {
     database.execute(
         "CREATE ROLE app; CREATE ROLE chief; CREATE ROLE viewer; CREATE ROLE handmade;
          SELECT webhook_grant('app', 'emit'), webhook_grant('chief', 'admin'), webhook_grant('viewer', 'read');
-         GRANT EXECUTE ON FUNCTION webhook_emit TO handmade",
+         GRANT EXECUTE ON FUNCTION webhook_unwatch TO handmade",
     );
     database.execute("ALTER EXTENSION webhook UPDATE TO 'next'");
     let may: Vec<String> = database.query_one_value(
