@@ -206,11 +206,7 @@ fn look<'conn>(
         if let Some(plan) = call.plan.get() {
             return client.select(plan, None, arguments);
         }
-        let types: Vec<PgOid> = arguments
-            .iter()
-            .map(|argument| PgOid::from(argument.oid()))
-            .collect();
-        let plan = client.prepare(call.sql, &types)?.keep();
+        let plan = client.prepare(call.sql, &types_of(arguments))?.keep();
         client.select(call.plan.get_or_init(|| plan), None, arguments)
     })
 }
@@ -224,13 +220,14 @@ fn run<'conn>(
         if let Some(plan) = call.plan.get() {
             return client.update(plan, None, arguments);
         }
-        let types: Vec<PgOid> = arguments
-            .iter()
-            .map(|argument| PgOid::from(argument.oid()))
-            .collect();
-        let plan = client.prepare_mut(call.sql, &types)?.keep();
+        let plan = client.prepare_mut(call.sql, &types_of(arguments))?.keep();
         client.update(call.plan.get_or_init(|| plan), None, arguments)
     })
+}
+
+fn types_of(arguments: &[DatumWithOid<'_>]) -> Vec<PgOid> {
+    let oids = arguments.iter().map(DatumWithOid::oid);
+    oids.map(PgOid::from).collect()
 }
 
 /// An array of one value of each row.

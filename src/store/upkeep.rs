@@ -5,6 +5,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::spi::{self, SpiClient};
 use std::collections::HashMap;
+use std::thread::LocalKey;
 use std::time::Duration;
 use webhook_delivery::Key;
 
@@ -362,14 +363,7 @@ pub fn expire_tally(
     after_endpoint: i32,
     page_size: i32,
 ) -> Result<i32, spi::Error> {
-    look(
-        client,
-        &EXPIRE_TALLY,
-        &[after_endpoint.into(), page_size.into()],
-    )?
-    .first()
-    .get_one::<i32>()
-    .map(Option::unwrap_or_default)
+    page_of_endpoints(client, &EXPIRE_TALLY, after_endpoint, page_size)
 }
 
 /// Of a page of removed endpoints, those that nothing refers to any more; says after which to go on.
@@ -378,12 +372,17 @@ pub fn forget_removed_endpoints(
     after_endpoint: i32,
     page_size: i32,
 ) -> Result<i32, spi::Error> {
-    look(
-        client,
-        &FORGET_REMOVED,
-        &[after_endpoint.into(), page_size.into()],
-    )?
-    .first()
-    .get_one::<i32>()
-    .map(Option::unwrap_or_default)
+    page_of_endpoints(client, &FORGET_REMOVED, after_endpoint, page_size)
+}
+
+fn page_of_endpoints(
+    client: &mut SpiClient<'_>,
+    call: &'static LocalKey<Call>,
+    after_endpoint: i32,
+    page_size: i32,
+) -> Result<i32, spi::Error> {
+    look(client, call, &[after_endpoint.into(), page_size.into()])?
+        .first()
+        .get_one::<i32>()
+        .map(Option::unwrap_or_default)
 }
