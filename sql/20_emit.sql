@@ -189,25 +189,6 @@ BEGIN
                  ORDER BY k.ordinal);
 END $$;
 
--- All that few events have. What is not valid is refused.
-CREATE OR REPLACE FUNCTION webhook.require_options(
-    event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
-    expires_at timestamptz, tenant text) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF webhook.is_event_type(event_type) IS NOT TRUE THEN
-        PERFORM webhook.refuse_event_type(event_type);
-    ELSIF payload IS NULL THEN
-        PERFORM webhook.refuse_null_payload();
-    ELSIF NOT webhook.is_tenant(tenant) THEN
-        PERFORM webhook.refuse_tenant(tenant);
-    END IF;
-    PERFORM webhook.require_key('idempotency_key', idempotency_key),
-            webhook.require_key('ordering_key', ordering_key),
-            webhook.require_key('coalesce_key', coalesce_key),
-            webhook.require_lifetime(deliver_at, expires_at);
-END $$;
-
 -- The deliveries of an event for endpoints that were named or have a filter; whether there are any.
 CREATE OR REPLACE FUNCTION webhook.queue_for_some(
     event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
@@ -226,9 +207,74 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql): it remembers who wants
--- the event, has no SET, of which each costs as much as an index entry, and expressions that need no executor. Without a
--- search_path of its own, all that it names is named in full, also operators.
+-- An event of any kind: what is not valid is refused, and who wants it is looked up.
+CREATE OR REPLACE FUNCTION webhook.emit_checked(
+    event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
+    expires_at timestamptz, tenant text, endpoints text[])
+    RETURNS uuid
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_variable
+DECLARE
+    new_event_id uuid := webhook.new_id();
+    event_of_key uuid;
+    emitted_at timestamptz := clock_timestamp();
+    due_at timestamptz := greatest(nullif(deliver_at, 'infinity'), emitted_at);
+    reason text := CASE WHEN deliver_at = 'infinity' THEN 'parked' ELSE 'new' END;
+    size int := octet_length(payload::text);
+    only_endpoints int[];
+    routes int[];
+    is_queued boolean := true;
+BEGIN
+    IF webhook.is_event_type(event_type) IS NOT TRUE THEN
+        PERFORM webhook.refuse_event_type(event_type);
+    ELSIF payload IS NULL THEN
+        PERFORM webhook.refuse_null_payload();
+    ELSIF NOT webhook.is_tenant(tenant) THEN
+        PERFORM webhook.refuse_tenant(tenant);
+    END IF;
+    PERFORM webhook.require_key('idempotency_key', idempotency_key),
+            webhook.require_key('ordering_key', ordering_key),
+            webhook.require_key('coalesce_key', coalesce_key),
+            webhook.require_lifetime(deliver_at, expires_at);
+    only_endpoints := webhook.require_endpoints(endpoints);
+    IF idempotency_key IS NOT NULL THEN
+        event_of_key := (webhook.take_keys(tenant, ARRAY[idempotency_key], ARRAY[new_event_id]))[1];
+        IF event_of_key <> new_event_id THEN
+            RETURN event_of_key;
+        END IF;
+    END IF;
+    IF size > webhook.max_payload() THEN
+        PERFORM webhook.refuse_size(size);
+    END IF;
+
+    INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, idempotency_key, created_at)
+    VALUES (new_event_id, tenant, event_type, payload, size, idempotency_key, emitted_at);
+
+    routes := webhook.routes(tenant, event_type);
+    IF only_endpoints IS NOT NULL OR 0 = ANY (routes) THEN
+        is_queued := webhook.queue_for_some(new_event_id, event_type, payload, tenant, only_endpoints, due_at, reason,
+                                            expires_at, ordering_key, coalesce_key, emitted_at);
+    ELSE
+        INSERT INTO webhook.delivery_queue
+            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+             coalesce_key, created_at)
+        SELECT new_event_id, routes[r.n], event_type, routes[r.n + 1], due_at, reason, expires_at, ordering_key, coalesce_key,
+               emitted_at
+        FROM generate_series(1, cardinality(routes), 2) AS r (n);
+        is_queued := FOUND;
+    END IF;
+    IF is_queued AND webhook.wake() AND coalesce_key IS NOT NULL THEN
+        PERFORM webhook.supersede(ARRAY[new_event_id]);
+    END IF;
+    RETURN new_event_id;
+END $$;
+
+-- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET, of which
+-- each costs as much as an index entry, and few expressions, none of which needs the executor. Without a search_path of its
+-- own, all that it names is named in full, also operators.
+--
+-- The session remembers who wants a type only after that type and tenant were found valid. All that is rare or not known yet
+-- goes to emit_checked(). webhook.max_payload is never smaller than 1024 bytes.
 CREATE OR REPLACE FUNCTION webhook.emit(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])
@@ -236,69 +282,34 @@ CREATE OR REPLACE FUNCTION webhook.emit(
     LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
-    new_event_id pg_catalog.uuid := webhook.new_id();
-    emitted_at pg_catalog.timestamptz := pg_catalog.clock_timestamp();
-    due_at pg_catalog.timestamptz := emitted_at;
-    reason pg_catalog.text := 'new';
-    size pg_catalog.int4 := pg_catalog.octet_length(payload::pg_catalog.text);
-    event_of_key pg_catalog.uuid;
-    only_endpoints pg_catalog.int4[];
-    routes pg_catalog.int4[];
-    is_queued pg_catalog.bool := true;
+    routes pg_catalog.int4[] := webhook.recall_routes(emit.tenant, emit.event_type);
+    size pg_catalog.int4 := pg_catalog.octet_length(emit.payload::pg_catalog.text);
+    new_event_id pg_catalog.uuid;
+    emitted_at pg_catalog.timestamptz;
 BEGIN
-    IF (webhook.is_event_type(emit.event_type) AND size IS NOT NULL AND (emit.tenant IS NULL OR webhook.is_tenant(emit.tenant))
+    IF ((size OPERATOR(pg_catalog.<=) 1024 OR size OPERATOR(pg_catalog.<=) webhook.max_payload())
+        AND 0 OPERATOR(pg_catalog.<>) ALL (routes)
         AND emit.idempotency_key IS NULL AND emit.ordering_key IS NULL AND emit.coalesce_key IS NULL
         AND emit.deliver_at IS NULL AND emit.expires_at IS NULL AND emit.endpoints IS NULL) IS NOT TRUE THEN
-        PERFORM webhook.require_options(emit.event_type, emit.payload, emit.idempotency_key, emit.ordering_key,
-                                        emit.coalesce_key, emit.deliver_at, emit.expires_at, emit.tenant);
-        only_endpoints := webhook.require_endpoints(emit.endpoints);
-        IF emit.deliver_at OPERATOR(pg_catalog.=) 'infinity' THEN
-            reason := 'parked';
-        ELSE
-            due_at := greatest(emit.deliver_at, emitted_at);
-        END IF;
-        IF emit.idempotency_key IS NOT NULL THEN
-            event_of_key := (webhook.take_keys(emit.tenant, ARRAY[emit.idempotency_key], ARRAY[new_event_id]))[1];
-            IF event_of_key OPERATOR(pg_catalog.<>) new_event_id THEN
-                RETURN event_of_key;
-            END IF;
-        END IF;
-    END IF;
-    -- The setting is never smaller than that.
-    IF size OPERATOR(pg_catalog.>) 1024 AND size OPERATOR(pg_catalog.>) webhook.max_payload() THEN
-        PERFORM webhook.refuse_size(size);
+        RETURN webhook.emit_checked(emit.event_type, emit.payload, emit.idempotency_key, emit.ordering_key, emit.coalesce_key,
+                                    emit.deliver_at, emit.expires_at, emit.tenant, emit.endpoints);
     END IF;
 
-    INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, idempotency_key, created_at)
-    VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, size, emit.idempotency_key, emitted_at);
-
-    routes := webhook.recall_routes(emit.tenant, emit.event_type);
-    IF routes IS NULL THEN
-        routes := webhook.routes(emit.tenant, emit.event_type);
-    END IF;
-    IF only_endpoints IS NOT NULL OR 0 OPERATOR(pg_catalog.=) ANY (routes) THEN
-        is_queued := webhook.queue_for_some(new_event_id, emit.event_type, emit.payload, emit.tenant, only_endpoints, due_at,
-                                            reason, emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at);
-    ELSIF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.=) 2 THEN
-        INSERT INTO webhook.delivery_queue
-            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-             coalesce_key, created_at)
-        VALUES (new_event_id, routes[1], emit.event_type, routes[2], due_at, reason, emit.expires_at, emit.ordering_key,
-                emit.coalesce_key, emitted_at);
+    new_event_id := webhook.new_id();
+    emitted_at := pg_catalog.clock_timestamp();
+    INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, created_at)
+    VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, size, emitted_at);
+    IF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.=) 2 THEN
+        INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
+        VALUES (new_event_id, routes[1], emit.event_type, routes[2], emitted_at, emitted_at);
     ELSIF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.>) 2 THEN
-        INSERT INTO webhook.delivery_queue
-            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-             coalesce_key, created_at)
-        SELECT new_event_id, routes[r.n], emit.event_type, routes[r.n OPERATOR(pg_catalog.+) 1], due_at, reason,
-               emit.expires_at, emit.ordering_key, emit.coalesce_key, emitted_at
+        INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
+        SELECT new_event_id, routes[r.n], emit.event_type, routes[r.n OPERATOR(pg_catalog.+) 1], emitted_at, emitted_at
         FROM pg_catalog.generate_series(1, pg_catalog.cardinality(routes), 2) AS r (n);
     ELSE
-        is_queued := false;
+        RETURN new_event_id;
     END IF;
-    IF is_queued AND webhook.wake() AND emit.coalesce_key IS NOT NULL THEN
-        PERFORM webhook.supersede(ARRAY[new_event_id]);
-    END IF;
-    RETURN new_event_id;
+    RETURN CASE WHEN webhook.wake() THEN new_event_id END;
 END $$;
 
 -- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same

@@ -4,6 +4,21 @@
 -- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
 -- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
 
+-- What a row of the queue must be. plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT; without a
+-- SET, which costs as much, hence all names in full.
+CREATE OR REPLACE FUNCTION webhook.may_be_queued(
+    status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,
+    wait_reason text, next_attempt_at timestamptz) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN attempts OPERATOR(pg_catalog.>=) 0 AND completed_at IS NULL AND pg_catalog.isfinite(next_attempt_at)
+        AND wait_reason OPERATOR(pg_catalog.=) ANY ('{new, retry, replayed, scheduled, parked}'::pg_catalog.text[])
+        AND CASE WHEN status OPERATOR(pg_catalog.=) 'PENDING'
+                 THEN attempts OPERATOR(pg_catalog.<) max_attempts AND claimed_by IS NULL AND claimed_at IS NULL
+                 ELSE attempts OPERATOR(pg_catalog.>=) 1 AND attempts OPERATOR(pg_catalog.<=) max_attempts
+                      AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END;
+END $$;
+
 -- From the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of an attempt; last_error
 -- says the same in words. `attempts_spent` counts in each of them, as failing fast does.
 CREATE OR REPLACE FUNCTION webhook.finish_queued(

@@ -134,6 +134,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
              'Deletes the dead letters of an event, at one endpoint or at all.'),
             ('part', 'end_test', 'operate',
              'Waits for the outcome of webhook_test() no longer, and removes its event.'),
+            ('part', 'may_be_queued', 'operate', 'Whether this can be a row of the queue.'),
             ('part', 'pause', 'operate', 'The work of webhook_pause().'),
             ('part', 'queue_test', 'operate', 'Queues the event of webhook_test().'),
             ('part', 'redact_event', 'operate',

@@ -58,6 +58,7 @@ COMMENT ON ROUTINE webhook.discard IS
 COMMENT ON ROUTINE webhook.emit_alert IS
     'Emits the event of an alert to the endpoints that subscribe to it.';
 COMMENT ON ROUTINE webhook.emit_changes IS 'Emits a batch of changes of a watched table.';
+COMMENT ON ROUTINE webhook.emit_checked IS 'Emits an event of any kind, and refuses what is not valid.';
 COMMENT ON ROUTINE webhook.emit_events IS
     'Inserts events and their deliveries: one event for each element of the arrays.';
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
@@ -196,7 +197,6 @@ COMMENT ON ROUTINE webhook.require_key IS
 COMMENT ON ROUTINE webhook.require_keys IS 'Refuses keys of many events that are not valid.';
 COMMENT ON ROUTINE webhook.require_lifetime IS
     'Refuses times of delivery and expiry that contradict each other.';
-COMMENT ON ROUTINE webhook.require_options IS 'Refuses options of an event that are not valid.';
 COMMENT ON ROUTINE webhook.require_permitted_url IS 'Refuses a URL that the settings of this server forbid.';
 COMMENT ON ROUTINE webhook.require_policy IS 'Refuses a policy that does not exist.';
 COMMENT ON ROUTINE webhook.require_role IS 'The OID of a role; refuses one that does not exist.';

@@ -166,8 +166,8 @@ fn wake() -> bool {
 }
 
 #[pg_extern(sql = false)]
-fn recall_routes(tenant: Option<&str>, event_type: &str) -> Option<Vec<i32>> {
-    routes::recall(tenant, event_type)
+fn recall_routes(tenant: Option<&str>, event_type: Option<&str>) -> Option<Vec<i32>> {
+    routes::recall(tenant, event_type?)
 }
 
 #[pg_extern(sql = false)]

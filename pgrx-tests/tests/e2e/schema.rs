@@ -116,12 +116,12 @@ fn what_waits_in_its_schema_to_be_taken_for_a_function_or_operator_of_the_system
 
 #[test]
 fn every_function_has_a_fixed_search_path_or_a_parsed_body() {
-    // A procedure that commits cannot have one, webhook.emit() would cost more, and webhook.watch() finds the names in a condition
-    // as its caller does; they name everything in full, which lint reads. An aggregate has no body.
+    // A procedure that commits cannot have one, webhook.emit() and its CHECK would cost more, and webhook.watch() finds the names
+    // in a condition as its caller does; they name everything in full, which lint reads. An aggregate has no body.
     assert_each(
         "SELECT p.oid::regprocedure::text,
                 coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false) OR p.prosqlbody IS NOT NULL OR l.lanname = 'c'
-                OR p.prokind IN ('a', 'p') OR p.proname IN ('emit', 'watch')
+                OR p.prokind IN ('a', 'p') OR p.proname IN ('emit', 'may_be_queued', 'watch')
          FROM pg_proc p
          JOIN pg_language l ON l.oid = p.prolang
          JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
