@@ -65,12 +65,12 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Always: also where rows come by logical replication.
+-- Always, and by row: logical replication fires no other triggers. TRUNCATE invalidates the table by itself.
 CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE OF id, tenant, event_types, filter, policy ON webhook.endpoint
-    FOR EACH STATEMENT EXECUTE FUNCTION webhook.routes_changed();
+    FOR EACH ROW EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER routes_changed;
 CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE ON webhook.policy
-    FOR EACH STATEMENT EXECUTE FUNCTION webhook.routes_changed();
+    FOR EACH ROW EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.policy ENABLE ALWAYS TRIGGER routes_changed;
 
 -- What filters are applied to.

@@ -2,8 +2,10 @@
 //!
 //! SQL looks them up and says what it found (`webhook.routes()` in sql/14_matching.sql); here it is only kept. Whoever changes
 //! an endpoint or a policy has the server send an invalidation of `webhook.endpoint`, with the commit: as for the definition of
-//! a table, every session takes it before it trusts what it knows, and forgets. What a transaction has learnt of its own
-//! changes is forgotten with its rollback in the same way.
+//! a table, every session takes it before it trusts what it knows, and forgets.
+//!
+//! A transaction may learn of its own changes before the invalidation exists: the server calls the triggers that send it at the
+//! end of a statement, and the statement itself may emit, and then fail. So a rollback, also to a savepoint, forgets all.
 //!
 //! A lookup with an older snapshot must not be kept for newer ones. In READ COMMITTED a lookup sees all that was committed
 //! before it began; if an invalidation comes until it has ended, its answer is not kept. In REPEATABLE READ and SERIALIZABLE
@@ -23,7 +25,9 @@ const MOST_ROUTES: usize = 200;
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// `webhook.endpoint`, while it is watched.
 static TABLE: AtomicU32 = AtomicU32::new(0);
-static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
+static CALLBACKS_REGISTERED: AtomicBool = AtomicBool::new(false);
+/// Whether this transaction has remembered anything.
+static HAS_LEARNT: AtomicBool = AtomicBool::new(false);
 
 #[derive(Default)]
 struct Known {
@@ -62,6 +66,7 @@ pub fn remember(tenant: Option<&str>, event_type: &str, routes: Vec<i32>) {
         }
         if known.routes.try_reserve(1).is_ok() {
             known.routes.insert(key(tenant, event_type), routes);
+            HAS_LEARNT.store(true, Ordering::Relaxed);
         }
     });
 }
@@ -76,13 +81,15 @@ pub fn forget() {
 
 /// Takes what other sessions have sent; none where nothing may be kept.
 fn current_generation() -> Option<u64> {
-    // SAFETY: plain reads and calls within a transaction; the callback is registered once and stays loaded.
+    // SAFETY: plain reads and calls within a transaction; the callbacks are registered once and stay loaded.
     unsafe {
         if pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 {
             return None;
         }
-        if !CALLBACK_REGISTERED.swap(true, Ordering::Relaxed) {
+        if !CALLBACKS_REGISTERED.swap(true, Ordering::Relaxed) {
             pg_sys::CacheRegisterRelcacheCallback(Some(invalidated), pg_sys::Datum::from(0));
+            pg_sys::RegisterXactCallback(Some(transaction_ended), std::ptr::null_mut());
+            pg_sys::RegisterSubXactCallback(Some(subtransaction_ended), std::ptr::null_mut());
         }
         if TABLE.load(Ordering::Relaxed) == 0 {
             TABLE.store(find_table()?.to_u32(), Ordering::Relaxed);
@@ -97,6 +104,36 @@ unsafe extern "C-unwind" fn invalidated(_: pg_sys::Datum, table: pg_sys::Oid) {
     if table == pg_sys::InvalidOid || table.to_u32() == TABLE.load(Ordering::Relaxed) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         TABLE.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A prepared transaction is not this session's any more.
+unsafe extern "C-unwind" fn transaction_ended(
+    event: pg_sys::XactEvent::Type,
+    _: *mut std::ffi::c_void,
+) {
+    use pg_sys::XactEvent::*;
+    match event {
+        XACT_EVENT_COMMIT => HAS_LEARNT.store(false, Ordering::Relaxed),
+        XACT_EVENT_ABORT | XACT_EVENT_PREPARE => forget_own(),
+        _ => {}
+    }
+}
+
+unsafe extern "C-unwind" fn subtransaction_ended(
+    event: pg_sys::SubXactEvent::Type,
+    _: pg_sys::SubTransactionId,
+    _: pg_sys::SubTransactionId,
+    _: *mut std::ffi::c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        forget_own();
+    }
+}
+
+fn forget_own() {
+    if HAS_LEARNT.swap(false, Ordering::Relaxed) {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -886,6 +886,54 @@ fn a_session_forgets_what_it_has_rolled_back() {
     assert_eq!(reached(&mut session), ["a"]);
 }
 
+/// The statement emits after it has changed the endpoints, and before their triggers are called.
+#[test]
+fn a_session_forgets_what_a_failed_statement_has_seen() {
+    let database = database();
+    database.execute(
+        "INSERT INTO webhook.endpoint (name, url, paused_at) VALUES ('a', 'http://127.0.0.1/', now())",
+    );
+    let fails = "WITH gone AS (DELETE FROM webhook.endpoint RETURNING id)
+                 SELECT webhook_emit('order.created'), 1 / (id - id) FROM gone";
+    let mut session = database.connect();
+    refusal(&mut session, fails);
+    assert_eq!(reached(&mut session), ["a"]);
+
+    let mut session = database.connect();
+    let mut transaction = session.transaction().unwrap();
+    let mut savepoint = transaction.transaction().unwrap();
+    refusal(&mut savepoint, fails);
+    savepoint.rollback().unwrap();
+    assert_eq!(reached(&mut transaction), ["a"]);
+}
+
+#[test]
+fn a_session_that_has_emitted_knows_what_logical_replication_brings() {
+    let cluster = Cluster::builder().setting("wal_level = logical").start();
+    let (publisher, subscriber) = (
+        cluster.database("publisher"),
+        cluster.database("subscriber"),
+    );
+    publisher.execute("CREATE PUBLICATION p FOR TABLE webhook.endpoint");
+    publisher.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
+    subscriber.execute(&format!(
+        "CREATE SUBSCRIPTION s CONNECTION 'host=127.0.0.1 port={} user=postgres dbname={}' PUBLICATION p
+         WITH (create_slot = false, copy_data = false)",
+        cluster.port(),
+        publisher.name()
+    ));
+    let mut session = subscriber.connect();
+    assert_eq!(reached(&mut session), NO_NAMES);
+    // The second is applied when the first is committed and every session has been told.
+    for name in ["a", "b"] {
+        add_parked_endpoint(&publisher, name, None, &["*"]);
+    }
+    subscriber.wait_until("SELECT EXISTS (SELECT FROM webhook.endpoint WHERE name = 'b')");
+    assert!(reached(&mut session).contains(&"a".to_string()));
+    subscriber.execute("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)");
+    subscriber.execute("DROP SUBSCRIPTION s");
+}
+
 #[test]
 fn an_old_snapshot_is_remembered_by_nobody() {
     let database = database();
