@@ -23,7 +23,7 @@ DECLARE
     -- Beside those of the API that are a superuser's.
     of_the_owner CONSTANT text[] :=
         '{grant_level, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
-          recognise_installation, renew_levels, renew_grants}';
+          recognise_installation, renew_levels, renew_grants, holders}';
 BEGIN
     RETURN QUERY
     SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure)
@@ -103,19 +103,27 @@ BEGIN
     END IF;
 END $$;
 
--- Takes away the level and those that it includes; what another level of the role needs, it keeps. A level is recognised by a
--- function that no lesser one has. With the last level goes USAGE on the schema of our functions, unless it holds other things too.
+-- The roles that have a level. It is recognised by a function of schema webhook that no lesser level has. Those in the schema of
+-- the extension do not tell: GRANT .. ON ALL FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
+CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT a.grantee
+        FROM (VALUES ('emit', 'emit'), ('read', 'status'), ('operate', 'pause'), ('admin', 'set_endpoint')) AS l (level, hallmark)
+        JOIN pg_proc p ON p.proname = l.hallmark AND p.pronamespace = 'webhook'::regnamespace
+        CROSS JOIN LATERAL aclexplode(p.proacl) a
+        WHERE l.level = holders.level AND a.grantee <> p.proowner;
+    END;
+
+-- Takes away the level and those that it includes; what another level of the role needs, it keeps. With the last level goes USAGE
+-- on the schema of our functions, unless it holds other things too.
 CREATE OR REPLACE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     from_role regrole := webhook.require_role(role);
     taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
-    kept text[] := ARRAY(
-        SELECT l.level FROM (VALUES ('emit', 'webhook_emit'), ('read', 'webhook_status'), ('operate', 'webhook_pause'),
-                                    ('admin', 'webhook_set_endpoint')) AS l (level, hallmark)
-        JOIN webhook.members() m ON m.name = l.hallmark
-        JOIN pg_proc p ON p.oid = m.routine
-        WHERE l.level <> ALL (taken) AND EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = from_role));
+    kept text[] := ARRAY(SELECT other FROM unnest('{emit, read, operate, admin}'::text[]) AS other
+                         WHERE other <> ALL (taken) AND from_role IN (SELECT webhook.holders(other)));
     api record;
     privilege text;
 BEGIN

@@ -1,7 +1,8 @@
 -- For an upgrade: gives every role what its levels have gained.
 --
--- A role has a level if it may execute every function of the level that is not new. A function is new if this
--- transaction has made it a member of the extension: to replace one leaves its row of pg_depend as it was.
+-- A role of the level may execute every function of it that is not new: a role that was denied one by hand gets no
+-- more. A function is new if this transaction has made it a member of the extension, be it after a savepoint, whose
+-- xmin is younger; to replace a function leaves its row of pg_depend as it was.
 CREATE OR REPLACE FUNCTION webhook.renew_levels() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -9,18 +10,18 @@ DECLARE
 BEGIN
     FOR held IN
         WITH earlier AS MATERIALIZED (
-            SELECT a.level, p.oid, p.proowner, p.proacl
+            SELECT a.level, p.oid, p.proacl
             FROM webhook.api() a
             JOIN webhook.members() m USING (name)
             JOIN pg_proc p ON p.oid = m.routine
             JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
-            WHERE a.kind IN ('function', 'procedure') AND d.xmin <> pg_current_xact_id()::xid
+            WHERE a.kind IN ('function', 'procedure') AND age(d.xmin) > 0
         )
         SELECT e.level, r.rolname
         FROM earlier e
         CROSS JOIN LATERAL aclexplode(e.proacl) g
         JOIN pg_roles r ON r.oid = g.grantee
-        WHERE g.grantee <> e.proowner AND g.privilege_type = 'EXECUTE'
+        WHERE g.privilege_type = 'EXECUTE' AND g.grantee IN (SELECT webhook.holders(e.level))
         GROUP BY e.level, r.rolname
         HAVING count(DISTINCT e.oid) = (SELECT count(*) FROM earlier o WHERE o.level = e.level)
         ORDER BY r.rolname, e.level

@@ -97,6 +97,7 @@ COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this 
 COMMENT ON ROUTINE webhook.grant_level IS 'The work of webhook_grant().';
 COMMENT ON ROUTINE webhook.has_its_turn IS 'Whether the ordering key of a delivery lets it be the probe.';
 COMMENT ON ROUTINE webhook.header_size_problem IS 'Why headers are too large; null where they are not.';
+COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';
 COMMENT ON ROUTINE webhook.installation IS
     'The id of this installation, and the server that it was made for.';
 COMMENT ON ROUTINE webhook.instance_lock IS 'The first key of the advisory lock that a worker holds.';

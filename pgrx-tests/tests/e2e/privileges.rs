@@ -306,6 +306,23 @@ fn what_was_granted_is_revoked_to_the_last_privilege() {
 }
 
 #[test]
+fn a_level_is_revoked_from_a_role_with_all_functions_of_the_schema() {
+    let database = Cluster::shared().database("revoking");
+    let role = format!("{}_app", database.name());
+    database.execute(&format!(
+        "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit');
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role};
+         SELECT webhook_revoke('{role}', 'emit');
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {role}"
+    ));
+    let refusal = database.refusal(&format!(
+        "SET ROLE {role}; SELECT webhook_emit('order.created')"
+    ));
+    assert_eq!(refusal.code().code(), "42501");
+    database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+#[test]
 fn a_role_or_level_that_does_not_exist_is_refused() {
     let database = Cluster::shared().database("refusing");
     for call in ["webhook_grant", "webhook_revoke"] {

@@ -188,8 +188,8 @@ fn of_protocol(number: i32) -> String {
     )
 }
 
-#[test]
-fn a_role_gets_what_its_level_gains_by_an_upgrade_and_no_other_does() {
+/// An upgrade that brings webhook_added(), for level emit.
+fn upgrade_with_a_function() -> Cluster {
     // The first row of the table of the API, and a function before the first that is replaced.
     let script = replaceable_part().replacen(
         "VALUES\n            (",
@@ -197,8 +197,12 @@ fn a_role_gets_what_its_level_gains_by_an_upgrade_and_no_other_does() {
         1,
     );
     let added = "CREATE FUNCTION @extschema@.webhook_added() RETURNS int LANGUAGE sql RETURN 1;\n";
-    let script = format!("{added}{script}");
-    let cluster = upgrade(&script);
+    upgrade(&format!("{added}{script}"))
+}
+
+#[test]
+fn a_role_gets_what_its_level_gains_by_an_upgrade_and_no_other_does() {
+    let cluster = upgrade_with_a_function();
     let database = cluster.database("gaining");
     database.execute(
         "CREATE ROLE app; CREATE ROLE chief; CREATE ROLE viewer; CREATE ROLE handmade;
@@ -217,6 +221,43 @@ fn a_role_gets_what_its_level_gains_by_an_upgrade_and_no_other_does() {
         "SELECT EXISTS (SELECT FROM pg_init_privs i, aclexplode(i.initprivs) a WHERE a.grantee = 'app'::regrole)",
     );
     assert!(!noted);
+}
+
+#[test]
+fn a_role_gets_what_its_level_gains_by_an_upgrade_after_a_savepoint() {
+    let cluster = upgrade_with_a_function();
+    let database = cluster.database("gaining");
+    database.execute("CREATE ROLE app; SELECT webhook_grant('app', 'emit')");
+    database.execute(
+        "BEGIN; SAVEPOINT migration; ALTER EXTENSION webhook UPDATE TO 'next'; RELEASE migration; COMMIT",
+    );
+    assert!(database.query_one_value::<bool>(
+        "SELECT has_function_privilege('app', 'webhook_added()', 'EXECUTE')"
+    ));
+}
+
+/// The functions that people call are in a schema with others, and do nothing without those of schema webhook.
+#[test]
+fn a_role_with_all_functions_of_a_schema_gets_nothing_by_an_upgrade() {
+    let cluster = upgrade_with_a_function();
+    let database = cluster.database("generous");
+    database.execute(
+        "CREATE ROLE app; CREATE ROLE emitter; SELECT webhook_grant('emitter', 'emit');
+         GRANT EXECUTE ON ALL ROUTINES IN SCHEMA public TO app, emitter",
+    );
+    let rights = "SELECT count(*) FROM pg_depend d
+                  JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND x.extname = 'webhook'
+                  LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+                  LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+                  CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, c.relacl)) a
+                  WHERE a.grantee IN ('app'::regrole, 'emitter'::regrole)";
+    let before: i64 = database.query_one_value(rights);
+    database.execute("ALTER EXTENSION webhook UPDATE TO 'next'");
+    assert_eq!(
+        database.query_one_value::<i64>(rights),
+        before + 1,
+        "webhook_added() for the emitter"
+    );
 }
 
 /// The install script says CREATE OR REPLACE.
