@@ -2,8 +2,9 @@
 --
 -- The worker hands in a batch of outcomes. Each is applied only while the delivery is still SENDING under the claim that it
 -- belongs to: a person may have cancelled or requeued it meanwhile, another worker may have claimed it again, and a late
--- result must not overwrite what they did; it is only logged. Nobody is waited for: where somebody has locked the delivery,
--- or the breaker or endpoint that the outcome may change, the outcome is handed back, and the worker brings it again.
+-- result must not overwrite what they did; it is only logged. A batch that is settled twice changes nothing the second
+-- time. Nobody is waited for: where somebody has locked the delivery, or the breaker or endpoint that the outcome may
+-- change, the outcome is handed back, and the worker brings it again.
 --
 -- A batch gives what its outcomes would give one by one in the order in which they ended, however they were gathered.
 --
@@ -149,7 +150,8 @@ BEGIN
        OR (o.verdict = 'success' AND o.keep_sent AND (logs_success OR o.event_type = 'webhook.test'))
     ON CONFLICT DO NOTHING;
 
-    -- And what came too late. Whoever redacts its event waits for this lock, and finds the excerpt; a redacted event gets
+    -- And what came too late; but not an outcome that was applied before and comes again, because a sender did not learn that
+    -- its commit had succeeded. Whoever redacts its event waits for this lock, and finds the excerpt; a redacted event gets
     -- none.
     INSERT INTO webhook.attempt
         (event_id, endpoint_id, claim_seq, verdict, status_code, reason, error, response_excerpt, duration_ms, finished_at)
@@ -162,6 +164,11 @@ BEGIN
     ) shown ON true
     WHERE o.verdict = 'late' AND num_nonnulls(o.status_code, o.reason) > 0
       AND EXISTS (SELECT FROM webhook.event v WHERE v.id = o.event_id OFFSET 0)
+      AND NOT EXISTS (SELECT FROM webhook.delivery d
+                      WHERE d.event_id = o.event_id AND d.endpoint_id = o.endpoint_id AND d.claim_seq = o.claim_seq
+                        AND d.status IN ('SENT', 'PENDING')
+                        AND (d.last_status_code, d.reason, d.duration_ms)
+                            IS NOT DISTINCT FROM (o.status_code, o.reason, o.duration_ms) OFFSET 0)
     ON CONFLICT DO NOTHING;
 
     INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use postgres::{NoTls, Row};
 use serde_json::json;
 use uuid::Uuid;
+use webhook_e2e::engine::{self, Outcome, Settled};
 use webhook_e2e::{Answer, Cluster, Database, RawReceiver, Receiver, Request};
 
 fn database() -> Database {
@@ -518,6 +519,53 @@ fn a_late_result_is_only_logged() {
         assert_eq!(row.get::<_, Option<&str>>("last_error"), None, "{status}");
         resume(&database);
     }
+}
+
+/// As a sender does that has lost its connection while it committed.
+#[test]
+fn outcomes_that_are_settled_twice_change_nothing_the_second_time() {
+    let database = engine::idle_cluster().database("twice");
+    database.execute(
+        "SELECT webhook_copy_policy('standard', 'once'), webhook_copy_policy('standard', 'forgetful');
+         UPDATE webhook.policy SET max_attempts = 1 WHERE name = 'once';
+         UPDATE webhook.policy SET keep_sent = false WHERE name = 'forgetful'",
+    );
+    let outcomes = [
+        Outcome::status(200, 5.0),
+        Outcome::status(500, 5.0),
+        Outcome::error("timeout", 5.0),
+        Outcome::error("local", 5.0),
+        Outcome::error("released", 5.0),
+        Outcome::status(410, 5.0),
+    ];
+    for policy in ["standard", "once", "forgetful"] {
+        let options = format!("policy => '{policy}'");
+        database.add_endpoint_with(policy, "http://127.0.0.1:9/", &options);
+    }
+    for _ in &outcomes {
+        database.emit("order.created", json!({}));
+    }
+    let mut client = database.connect();
+    let mut batch = Vec::new();
+    for endpoint in 1..=3 {
+        let claims = engine::claim_of(&mut client, 1, endpoint);
+        batch.extend(claims.into_iter().zip(outcomes.iter().cloned()));
+    }
+    assert_eq!(batch.len(), 3 * outcomes.len());
+    let rows = || {
+        let tables = [
+            "delivery", "attempt", "breaker", "alert", "event", "endpoint", "lane", "tally",
+        ];
+        let all = tables.map(|table| format!("SELECT '{table}' || t::text FROM webhook.{table} t"));
+        let all = all.join(" UNION ALL ");
+        database.query_one_value::<Vec<String>>(&format!(
+            "SELECT array_agg(r ORDER BY r) FROM ({all}) r (r)"
+        ))
+    };
+    engine::settle(&mut client, &batch);
+    let settled = rows();
+    assert_eq!(engine::settle(&mut client, &batch), Settled::default());
+    assert_eq!(rows(), settled);
 }
 
 #[test]

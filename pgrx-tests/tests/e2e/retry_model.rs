@@ -492,6 +492,10 @@ impl Case<'_, '_> {
         self.attempts
             .retain(|(event, endpoint, _), _| !forgotten.contains(&(*event, *endpoint)));
         assert_eq!(engine::settle(self.transaction, &batch), expected);
+        // A sender that does not know whether its commit has succeeded settles once more.
+        if self.random.chance(30) {
+            assert_eq!(engine::settle(self.transaction, &batch), Settled::default());
+        }
         // An answer may disable its endpoint; that is not what this model is about.
         let enable = "UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL";
         self.transaction.batch_execute(enable).unwrap();
