@@ -100,7 +100,7 @@ END $$;
 -- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.
 CREATE OR REPLACE FUNCTION webhook.masked_url(url text) RETURNS text
     LANGUAGE sql IMMUTABLE
-    RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', '\1/***');
+    RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', E'\\1/***');
 
 -- For views, which ask with their reader's rights.
 CREATE OR REPLACE FUNCTION webhook.own_origin() RETURNS text

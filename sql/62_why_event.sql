@@ -27,7 +27,8 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.why_filter_misses_row(filter jsonpath, payload jsonb) RETURNS text
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    steps CONSTANT text := CASE WHEN filter::text ~ '\$\."data"\s*\?' THEN '(?:\$\."data"|@)' ELSE '\$\."data"' END;
+    steps CONSTANT text := CASE WHEN filter::text ~ '[$][.]"data"[[:space:]]*[?]' THEN '(?:[$][.]"data"|@)'
+                                ELSE '[$][.]"data"' END;
     missed text[];
 BEGIN
     IF filter IS NULL OR NOT payload ?& '{table, record, old_record}' THEN

@@ -130,6 +130,29 @@ fn every_function_has_a_fixed_search_path_or_a_parsed_body() {
     );
 }
 
+/// standard_conforming_strings is anybody's to set: with it off a backslash means something else.
+#[test]
+fn no_string_of_a_function_depends_on_the_setting_for_backslashes() {
+    let database = Cluster::shared().plain_database("backslashes");
+    database.execute(&format!(
+        "ALTER DATABASE {} SET standard_conforming_strings = off",
+        database.name()
+    ));
+    database.execute("CREATE EXTENSION webhook");
+    let url = "SELECT webhook.masked_url('https://example.com/hooks')";
+    assert_eq!(
+        database.query_one_value::<String>(url),
+        "https://example.com/***"
+    );
+    // Without its E-strings and comments no body has a backslash.
+    assert_each(
+        r"SELECT p.oid::regprocedure::text,
+                 regexp_replace(p.prosrc, 'E''([^''\\]|\\.|'''')*''|--[^\n]*', '', 'g') !~ '\\'
+          FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+          WHERE p.pronamespace = 'webhook'::regnamespace AND l.lanname = 'plpgsql'",
+    );
+}
+
 #[test]
 fn security_definer_functions_are_only_those_we_know() {
     let names: Vec<String> = database().query_one_value(
