@@ -265,7 +265,7 @@ BEGIN
         SELECT t.* FROM webhook.watch_triggers(target) AS made JOIN pg_trigger t ON t.oid = made
     ), kept AS (
         SELECT t.tgname FROM present t JOIN wanted w ON w.trigger_name = t.tgname
-        WHERE t.tgtype = w.kind AND (t.tgqual IS NULL) = (condition IS NULL)
+        WHERE t.tgtype = w.kind AND t.tgenabled <> 'D' AND (t.tgqual IS NULL) = (condition IS NULL)
           AND (t.tgoldtable, t.tgnewtable) IS NOT DISTINCT FROM (w.old_rows::name, w.new_rows::name)
           AND t.tgargs = convert_to(w.event_type, 'UTF8') || E'\\x00' || convert_to(w.options, 'UTF8') || E'\\x00'
     ), command AS (

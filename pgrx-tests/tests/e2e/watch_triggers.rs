@@ -50,6 +50,20 @@ fn watching_again_replaces() {
 }
 
 #[test]
+fn watching_again_enables_a_trigger_that_was_disabled() {
+    let database = watched("");
+    database.execute("ALTER TABLE orders DISABLE TRIGGER webhook_insert");
+    database.execute("INSERT INTO orders VALUES (1)");
+    assert_eq!(take_ids(&database), []);
+    database.execute("SELECT webhook_watch('orders', 'order')");
+    database.execute("INSERT INTO orders VALUES (2)");
+    assert_eq!(
+        take_ids(&database),
+        [change("order.created", NONE, json!(2))]
+    );
+}
+
+#[test]
 fn bad_input_is_refused_with_a_hint_and_changes_nothing() {
     let database = watched("");
     database.execute(
