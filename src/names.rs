@@ -4,17 +4,31 @@ const MOST: usize = 3;
 /// A name is part of many others if it is shorter than this.
 const SHORTEST_PART: usize = 3;
 
+/// The longest name is the address of an endpoint: a tenant and a name of 200 letters each. To compare two texts takes as long as
+/// the product of their lengths, and no signal interrupts it.
+const LONGEST: usize = 401;
+
 /// The names that are close to the wanted one, nearest first, as a question; nothing where none is.
 pub fn did_you_mean(wanted: &str, names: &[String]) -> Option<String> {
+    if is_too_long(wanted) {
+        return None;
+    }
     let wanted = wanted.to_lowercase();
-    let mut close: Vec<(usize, &str)> = (names.iter())
-        .filter_map(|name| Some((distance(&wanted, &name.to_lowercase())?, name.as_str())))
+    let mut close: Vec<(usize, &str)> = (names.iter().filter(|name| !is_too_long(name)))
+        .filter_map(|name| {
+            pgrx::check_for_interrupts!();
+            Some((distance(&wanted, &name.to_lowercase())?, name.as_str()))
+        })
         .collect();
     close.sort_unstable();
     let quoted: Vec<_> = (close.iter().take(MOST))
         .map(|(_, name)| format!("\"{name}\""))
         .collect();
     (!quoted.is_empty()).then(|| format!("Did you mean {}?", quoted.join(" or ")))
+}
+
+fn is_too_long(name: &str) -> bool {
+    name.chars().nth(LONGEST).is_some()
 }
 
 /// How many letters to change, add, drop or swap, if that is a third of them at most or one is part of the other.

@@ -649,6 +649,21 @@ fn an_unknown_endpoint_is_refused() {
     );
 }
 
+/// Roles with level emit may call it, and nothing interrupts a comparison.
+#[test]
+fn a_text_that_is_too_long_for_a_name_is_compared_with_none() {
+    let database = Cluster::shared().database("long");
+    let mut session = database.connect();
+    session
+        .batch_execute("SET statement_timeout = '2s'")
+        .unwrap();
+    let close = "SELECT webhook.did_you_mean(repeat('ab', $1), ARRAY[repeat('ba', $1)])";
+    let mut close =
+        |half: i32| -> Option<String> { session.query_one(close, &[&half]).unwrap().get(0) };
+    assert!(close(200).is_some());
+    assert_eq!(close(15_000), None);
+}
+
 #[test]
 fn an_unknown_name_is_refused_with_the_names_that_are_close() {
     let database = database();
