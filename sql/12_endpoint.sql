@@ -215,7 +215,8 @@ END $$;
 CREATE OR REPLACE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
 
--- Who inserts it again with its id has not removed it after all: what has that id is its own.
+-- Who inserts it again with its id has not removed it after all: what has that id is its own. Always, or what is emitted to an
+-- endpoint that replication or a restore brings back would be cancelled.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -225,6 +226,7 @@ END $$;
 
 CREATE OR REPLACE TRIGGER forget_removed_endpoint AFTER INSERT ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.forget_removed_endpoint();
+ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER forget_removed_endpoint;
 
 CREATE OR REPLACE FUNCTION webhook.wake_worker() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
