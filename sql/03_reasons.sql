@@ -23,7 +23,7 @@ CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABL
     "invalid_request":  "the URL, a header, the secret or the template cannot be used",
     "local":            "the worker itself was in trouble: memory, file descriptors, ports",
     "circuit_open":     "the circuit breaker was open, and the policy does not hold deliveries",
-    "expired":          "expires_at has passed, or the delivery was parked for longer than hold_for",
+    "expired":          "expires_at has passed, or the endpoint kept the delivery back for longer than hold_for",
     "worker_lost":      "the worker ended before the attempt did",
     "endpoint_removed": "a person removed the endpoint",
     "event_deleted":    "a person deleted the event, so that there is nothing to send",

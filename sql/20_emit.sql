@@ -4,7 +4,7 @@
 -- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql. Neither
 -- opens a subtransaction. Both find the endpoints that want an event by webhook.subscribers().
 --
--- Paused and disabled endpoints get their deliveries too: parked, never dropped. What was to be delivered in the past is due
+-- Paused and disabled endpoints get their deliveries too: kept back, never dropped. What was to be delivered in the past is due
 -- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for.
 
 -- What is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who

@@ -129,7 +129,7 @@ END $$;
 
 -- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as
 -- long. At most that many in all; says how many.
-CREATE OR REPLACE FUNCTION webhook.expire_parked(page_size int) RETURNS bigint
+CREATE OR REPLACE FUNCTION webhook.expire_kept_back(page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE

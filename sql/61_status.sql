@@ -123,7 +123,7 @@ SELECT webhook.address(e.tenant, e.name) AS endpoint,
        CASE s.state WHEN 'held' THEN NULL WHEN 'disabled' THEN e.disabled_at WHEN 'paused' THEN e.paused_at
                     ELSE b.opened_at END AS since,
        least(queue.queued, webhook.count_limit()) AS queued, queue.in_flight,
-       CASE WHEN s.state <> 'ready' THEN least(queue.due, webhook.count_limit()) ELSE 0 END AS parked,
+       CASE WHEN s.state <> 'ready' THEN least(queue.due, webhook.count_limit()) ELSE 0 END AS kept_back,
        least(dead.failed, webhook.count_limit()) AS failed,
        greatest(queue.queued, dead.failed) > webhook.count_limit() AS more,
        coalesce(b.consecutive_failures, 0) AS consecutive_failures,

@@ -95,7 +95,7 @@ BEGIN
 
     IF b.ramp IS NOT NULL AND NOT is_stopped THEN
         sentences := sentences || format(
-            CASE b.consecutive_failures WHEN 0 THEN 'The endpoint has recovered; of what was parked, at most %s at a time are sent for now.'
+            CASE b.consecutive_failures WHEN 0 THEN 'The endpoint has recovered; of the deliveries that were kept back, at most %s at a time are sent for now.'
                  ELSE 'At most %s at a time are sent to the endpoint until more have succeeded.' END, b.ramp);
     END IF;
     IF b.state = 'CLOSED' AND b.consecutive_failures > 0 THEN
@@ -111,7 +111,7 @@ BEGIN
     IF NOT is_foreign AND (is_stopped OR is_open) THEN
         sentences := sentences || CASE
             WHEN is_stopped OR p.when_open = 'hold' THEN
-                format('Meanwhile deliveries are parked%s%s.', ', and fail as "expired" after ' || webhook.span_in_words(p.hold_for),
+                format('Meanwhile deliveries are kept back%s%s.', ', and fail as "expired" after ' || webhook.span_in_words(p.hold_for),
                        CASE WHEN NOT is_stopped THEN ' (when_open = hold)' WHEN p.hold_for IS NOT NULL THEN ' (hold_for)' END)
             WHEN p.when_open = 'skip' THEN 'Meanwhile what is emitted is skipped (when_open = skip).'
             WHEN p.when_open = 'fail' THEN 'Meanwhile what is due fails as "circuit open" (when_open = fail).'

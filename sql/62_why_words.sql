@@ -46,7 +46,7 @@ CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS te
         WHEN 'circuit_open' THEN 'the circuit breaker was open, and the policy did not let it wait (circuit_open)'
         WHEN 'expired' THEN CASE WHEN d.expires_at <= d.completed_at
                                  THEN format('it was not worth sending after %s, its expires_at (expired)', webhook.time_in_words(d.expires_at))
-                                 ELSE 'it was parked for longer than hold_for of the policy (expired)' END
+                                 ELSE 'its endpoint kept it back for longer than hold_for of the policy (expired)' END
         WHEN 'redacted' THEN 'its event was redacted'
         WHEN 'worker_lost' THEN 'the worker ended before the attempt did (worker_lost)'
         ELSE d.last_error

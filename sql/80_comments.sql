@@ -74,8 +74,8 @@ COMMENT ON ROUTINE webhook.event_source IS 'The source of events, as CloudEvents
 COMMENT ON ROUTINE webhook.expire IS
     'One step of retention: deletes finished deliveries, events and idempotency keys that are old enough.';
 COMMENT ON ROUTINE webhook.expire_overdue IS 'Fails deliveries past their expires_at.';
-COMMENT ON ROUTINE webhook.expire_parked IS
-    'Fails deliveries that waited for their endpoint longer than hold_for.';
+COMMENT ON ROUTINE webhook.expire_kept_back IS
+    'Fails deliveries that their endpoint kept back for longer than hold_for.';
 COMMENT ON ROUTINE webhook.expire_tally IS 'Deletes counters that are older than 48 hours.';
 COMMENT ON ROUTINE webhook.fail_queued IS 'Moves deliveries from the queue to the dead letters.';
 COMMENT ON ROUTINE webhook.filter_problem IS 'Why a filter is not valid; null where it is.';
@@ -467,7 +467,7 @@ COMMENT ON COLUMN webhook.endpoint_status.reason IS 'Why it is in that state.';
 COMMENT ON COLUMN webhook.endpoint_status.since IS 'Since when.';
 COMMENT ON COLUMN webhook.endpoint_status.queued IS 'Deliveries in the queue.';
 COMMENT ON COLUMN webhook.endpoint_status.in_flight IS 'Deliveries that are SENDING.';
-COMMENT ON COLUMN webhook.endpoint_status.parked IS 'Deliveries that are due and wait for the endpoint.';
+COMMENT ON COLUMN webhook.endpoint_status.kept_back IS 'Deliveries that are due and that the endpoint keeps back.';
 COMMENT ON COLUMN webhook.endpoint_status.failed IS 'Dead letters.';
 COMMENT ON COLUMN webhook.endpoint_status.more IS 'Whether a count has stopped at its limit.';
 COMMENT ON COLUMN webhook.endpoint_status.consecutive_failures IS 'Failures in a row.';

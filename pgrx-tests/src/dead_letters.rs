@@ -16,7 +16,7 @@ pub fn database() -> Database {
 }
 
 /// With the endpoints `a` and `b`, to which nothing is sent.
-pub fn parked_database() -> Database {
+pub fn paused_database() -> Database {
     let database = database();
     for name in ["a", "b"] {
         database.add_endpoint(name, &Receiver::closed_url());

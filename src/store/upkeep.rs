@@ -176,7 +176,8 @@ pub fn end_orphans(
     ))
 }
 
-/// Fails what is not worth sending any more and what was parked for too long, at most that many of each; says how many.
+/// Fails deliveries past their expires_at and those that their endpoint kept back for too long, at most that many of each;
+/// says how many.
 pub fn expire_waiting(client: &mut SpiClient<'_>, page_size: i32) -> Result<i64, spi::Error> {
     look(client, &EXPIRE_WAITING, &[page_size.into()])?
         .first()
@@ -290,7 +291,7 @@ pub fn add_tally(client: &mut SpiClient<'_>, tally: &Tally) -> Result<(), spi::E
 
 thread_local! {
     static EXPIRE_WAITING: Call = const {
-        Call::new("SELECT webhook.expire_overdue($1) + webhook.expire_parked($1)")
+        Call::new("SELECT webhook.expire_overdue($1) + webhook.expire_kept_back($1)")
     };
     static EXPIRE: Call = const {
         Call::new("SELECT more, behind, sent_from, failed_from, event_after, key_from FROM webhook.expire($1, $2, $3, $4, $5)")

@@ -5,7 +5,7 @@ use std::thread;
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::dead_letters::{
-    count, database, listening_session, parked_database, rows_read, statuses, told,
+    count, database, listening_session, paused_database, rows_read, statuses, told,
 };
 use webhook_e2e::{Database, Receiver, engine};
 
@@ -104,7 +104,7 @@ fn an_address_names_one_endpoint_or_those_of_a_tenant() {
 
 #[test]
 fn a_backfilled_delivery_is_new_and_due_now() {
-    let database = parked_database();
+    let database = paused_database();
     database.execute("UPDATE webhook.endpoint SET event_types = '{invoice}'");
     let event: Uuid = database.query_one_value(
         "SELECT webhook_emit('order.created', ordering_key => 'k', deliver_at => now() + interval '1 day')",
@@ -122,7 +122,7 @@ fn a_backfilled_delivery_is_new_and_due_now() {
 
 #[test]
 fn since_until_and_the_type_bound_it() {
-    let database = parked_database();
+    let database = paused_database();
     database.execute("UPDATE webhook.endpoint SET event_types = '{invoice}'");
     let types = [
         "order.created",
@@ -162,7 +162,7 @@ fn since_until_and_the_type_bound_it() {
 
 #[test]
 fn what_can_not_be_told_to_be_missing_is_passed_over() {
-    let database = parked_database();
+    let database = paused_database();
     database.execute("UPDATE webhook.endpoint SET event_types = '{invoice}'");
     let old = database.emit("order.created", json!({}));
     let young = database.emit("order.created", json!({}));
@@ -191,7 +191,7 @@ fn what_can_not_be_told_to_be_missing_is_passed_over() {
 
 #[test]
 fn each_batch_is_committed_and_progress_is_told() {
-    let database = parked_database();
+    let database = paused_database();
     database.execute(
         "INSERT INTO webhook.event (id, event_type, payload, created_at)
          SELECT webhook.new_id(), 'order.created', '{}', clock_timestamp() FROM generate_series(1, 500)",
@@ -223,7 +223,7 @@ fn each_batch_is_committed_and_progress_is_told() {
 
 #[test]
 fn two_at_the_same_time_make_each_delivery_once() {
-    let database = parked_database();
+    let database = paused_database();
     let events: Vec<Uuid> = without_deliveries(&database, 3);
     let mut first = database.connect();
     let mut transaction = first.transaction().unwrap();
@@ -292,7 +292,7 @@ fn retention_and_redaction_meanwhile_leave_no_delivery_without_its_event() {
 
 #[test]
 fn a_batch_reads_as_many_events_as_it_says() {
-    let database = parked_database();
+    let database = paused_database();
     without_deliveries(&database, 20_000);
     let run = "run webhook.backfill := webhook.begin_backfill('a', NULL, NULL, NULL, 100);";
     let batch = "PERFORM webhook.backfill_batch(run)";
@@ -303,7 +303,7 @@ fn a_batch_reads_as_many_events_as_it_says() {
 
 #[test]
 fn what_is_not_valid_is_refused() {
-    let database = parked_database();
+    let database = paused_database();
     for (arguments, code) in [
         ("NULL, NULL", "22004"),
         ("'nobody', NULL", "42704"),

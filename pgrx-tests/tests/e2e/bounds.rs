@@ -63,7 +63,7 @@ fn deliveries_that_many_endpoints_have_held_for_too_long_fail_page_by_page() {
     );
     ends_page_by_page(
         &mut client,
-        &format!("SELECT webhook.expire_parked({PAGE})"),
+        &format!("SELECT webhook.expire_kept_back({PAGE})"),
     );
 }
 

@@ -57,7 +57,7 @@ fn open_sends_nothing_at_all() {
     guarded.let_the_worker_look();
     assert_eq!(guarded.requests().len(), sent);
     assert_eq!(guarded.state(), "OPEN");
-    assert_eq!(guarded.status("parked").as_deref(), Some("20"));
+    assert_eq!(guarded.status("kept_back").as_deref(), Some("20"));
     assert_eq!(guarded.status("in_flight").as_deref(), Some("0"));
 }
 
@@ -271,12 +271,12 @@ fn switched_off_while_it_is_open_it_ends_with_the_next_probe_whatever_that_finds
     let guarded = Guarded::with("");
     guarded.open();
     guarded.answer(500);
-    let parked = guarded.emit(5);
+    let kept_back = guarded.emit(5);
     guarded
         .database
         .execute("UPDATE webhook.policy SET failure_threshold = 0 WHERE name = 'guarded'");
     guarded.let_the_time_pass();
-    for event in &parked {
+    for event in &kept_back {
         guarded.database.wait_until(&format!(
             "SELECT EXISTS (SELECT FROM webhook.attempt WHERE event_id = '{event}')"
         ));
@@ -290,7 +290,7 @@ fn switched_off_while_it_is_open_it_ends_with_the_next_probe_whatever_that_finds
     guarded
         .database
         .execute("UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'");
-    guarded.wait_for_status(&parked, "SENT");
+    guarded.wait_for_status(&kept_back, "SENT");
 }
 
 #[test]
@@ -378,9 +378,9 @@ fn on_exhausted_disable_is_about_exhaustion_not_about_a_final_failure() {
     guarded.wait_for_status(&exhausted, "FAILED");
     assert_eq!(guarded.status("state").as_deref(), Some("DISABLED"));
     assert_eq!(guarded.status("reason").as_deref(), Some("exhausted"));
-    let parked = guarded.emit(1);
+    let kept_back = guarded.emit(1);
     guarded.let_the_worker_look();
-    guarded.assert_status(&parked, "PENDING");
+    guarded.assert_status(&kept_back, "PENDING");
 }
 
 #[test]
@@ -391,9 +391,9 @@ fn a_disable_status_disables_with_reason_gone() {
     guarded.wait_for_status(&gone, "FAILED");
     assert_eq!(guarded.status("state").as_deref(), Some("DISABLED"));
     assert_eq!(guarded.status("reason").as_deref(), Some("gone"));
-    let parked = guarded.emit(1);
+    let kept_back = guarded.emit(1);
     guarded.let_the_worker_look();
-    guarded.assert_status(&parked, "PENDING");
+    guarded.assert_status(&kept_back, "PENDING");
     assert_eq!(guarded.requests().len(), 1);
 }
 

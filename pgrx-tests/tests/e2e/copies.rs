@@ -15,11 +15,11 @@ fn a_dump_restored_into_another_cluster_is_held_although_the_oids_are_the_same()
     let receiver = Receiver::start();
     let source = database_with_oid(original, "shop", 26_999);
     source.create_extension();
-    let parked = park_an_event(&source, &receiver);
+    let left_behind = leave_an_event_behind(&source, &receiver);
     let copy = database_with_oid(&other, "shop", 26_999);
 
     dump_and_restore((original, &source), (&other, &copy));
-    assert_held_until_adopted(&other, &copy, parked, &receiver);
+    assert_held_until_adopted(&other, &copy, left_behind, &receiver);
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_dump_is_restored_with_its_levels_by_a_superuser_of_another_name() {
         source.execute(&format!("SELECT webhook_grant('{level}_role', '{level}')"));
         copy.execute(&format!("CREATE ROLE {level}_role"));
     }
-    let parked = park_an_event(&source, &receiver);
+    let left_behind = leave_an_event_behind(&source, &receiver);
 
     dump_and_restore((&original, &source), (&other, &copy));
     assert_eq!(granted(&copy), granted(&source));
@@ -43,7 +43,7 @@ fn a_dump_is_restored_with_its_levels_by_a_superuser_of_another_name() {
     let emit = "SET ROLE emit_role; SELECT webhook_emit('nobody.listens')";
     emitter.batch_execute(emit).unwrap();
     refusal(&mut emitter, "SELECT FROM webhook.endpoint");
-    assert_held_until_adopted(&other, &copy, parked, &receiver);
+    assert_held_until_adopted(&other, &copy, left_behind, &receiver);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_logical_subscriber_holds_the_endpoints_that_reach_it() {
     let receiver = Receiver::start();
     let source = publisher.database("published");
     let copy = subscriber.database("published");
-    let copied = park_an_event(&source, &receiver);
+    let copied = leave_an_event_behind(&source, &receiver);
     source.execute(
         "CREATE PUBLICATION webhooks
          FOR TABLE webhook.endpoint, webhook.secret, webhook.event, webhook.delivery",
@@ -107,14 +107,17 @@ fn a_physical_copy_with_another_site_is_held() {
     let original = Cluster::builder().setting("webhook.site = 'prod'").start();
     let receiver = Receiver::start();
     let source = original.database("prod");
-    let parked = park_an_event(&source, &receiver);
+    let left_behind = leave_an_event_behind(&source, &receiver);
     assert_eq!(state_and_reason(&source), ("running".into(), "".into()));
 
     let staging = Cluster::builder().setting("webhook.site = 'staging'");
     let staging = staging.start_copy_of(&original);
     let copy = staging.existing_database(source.name());
-    assert_held_until_adopted(&staging, &copy, parked, &receiver);
-    assert_eq!(source.delivery_status(parked).as_deref(), Some("PENDING"));
+    assert_held_until_adopted(&staging, &copy, left_behind, &receiver);
+    assert_eq!(
+        source.delivery_status(left_behind).as_deref(),
+        Some("PENDING")
+    );
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn a_physical_copy_without_a_site_goes_on_sending_and_this_was_said_before() {
     let source = original.database("unnamed");
     let silent = state_and_reason(&source).1;
     assert!(!silent.contains("webhook.site"), "{silent}");
-    let parked = park_an_event(&source, &receiver);
+    let left_behind = leave_an_event_behind(&source, &receiver);
     let (state, reason) = state_and_reason(&source);
     assert_eq!(state, "running");
     assert!(reason.contains("physical copy"), "{reason}");
@@ -140,9 +143,12 @@ fn a_physical_copy_without_a_site_goes_on_sending_and_this_was_said_before() {
     let promoted = Cluster::builder().start_copy_of(&original);
     let copy = promoted.existing_database(source.name());
     copy.execute("SELECT webhook_resume('orders')");
-    copy.wait_for_status(parked, "SENT");
-    receiver.wait_for_event(parked);
-    assert_eq!(source.delivery_status(parked).as_deref(), Some("PENDING"));
+    copy.wait_for_status(left_behind, "SENT");
+    receiver.wait_for_event(left_behind);
+    assert_eq!(
+        source.delivery_status(left_behind).as_deref(),
+        Some("PENDING")
+    );
 }
 
 #[test]
@@ -150,7 +156,7 @@ fn a_physical_copy_with_another_system_identifier_is_held() {
     let original = Cluster::start();
     let receiver = Receiver::start();
     let source = original.database("identified");
-    let parked = park_an_event(&source, &receiver);
+    let left_behind = leave_an_event_behind(&source, &receiver);
     let mut subscriber = Cluster::builder()
         .setting("webhook.enabled = off")
         .start_copy_of(&original);
@@ -163,7 +169,7 @@ fn a_physical_copy_with_another_system_identifier_is_held() {
         database.query_one_value("SELECT system_identifier FROM pg_control_system()")
     };
     assert_ne!(identifier(&copy), identifier(&source));
-    assert_held_until_adopted(&subscriber, &copy, parked, &receiver);
+    assert_held_until_adopted(&subscriber, &copy, left_behind, &receiver);
 
     subscriber.restart();
     worker::pid(&copy);
@@ -178,7 +184,7 @@ fn one_endpoint_is_adopted_by_its_name() {
     source.add_endpoint("orders", &receiver.url("/orders"));
     source.add_endpoint("invoices", &receiver.url("/invoices"));
     source.execute("SELECT webhook_pause('orders'), webhook_pause('invoices')");
-    let parked = source.emit("order.created", json!({}));
+    let left_behind = source.emit("order.created", json!({}));
     let name = format!("{}_copy", source.name());
     let mut client = cluster.connect("postgres");
     let create = format!("CREATE DATABASE {name} TEMPLATE {}", source.name());
@@ -200,7 +206,7 @@ fn one_endpoint_is_adopted_by_its_name() {
     assert_eq!(receiver.requests_to("/invoices").len(), 0);
 
     assert_eq!(copy.query_one_value::<i64>("SELECT webhook_adopt()"), 1);
-    copy.wait_for_status(parked, "SENT");
+    copy.wait_for_status(left_behind, "SENT");
     assert_eq!(receiver.requests_to("/invoices").len(), 1);
     assert_eq!(receiver.requests_to("/orders").len(), 1);
 }
@@ -215,7 +221,7 @@ fn database_with_oid(cluster: &Cluster, name: &str, oid: u32) -> Database {
 
 /// Leaves an endpoint that has received an event, and is paused with another.
 #[track_caller]
-fn park_an_event(source: &Database, receiver: &Receiver) -> Uuid {
+fn leave_an_event_behind(source: &Database, receiver: &Receiver) -> Uuid {
     let options = "policy => 'fast', event_types => '{order.*}'";
     source.add_endpoint_with("orders", &receiver.url("/orders"), options);
     let sent = source.emit("order.created", json!({}));
@@ -229,7 +235,7 @@ fn park_an_event(source: &Database, receiver: &Receiver) -> Uuid {
 fn assert_held_until_adopted(
     cluster: &Cluster,
     copy: &Database,
-    parked: Uuid,
+    left_behind: Uuid,
     receiver: &Receiver,
 ) {
     let already_sent = receiver.requests_to("/orders").len();
@@ -238,7 +244,10 @@ fn assert_held_until_adopted(
     copy.add_endpoint_with("marker", &receiver.url("/marker"), options);
     let marker = copy.emit("marker", json!({}));
     copy.wait_for_status(marker, "SENT");
-    assert_eq!(copy.delivery_status(parked).as_deref(), Some("PENDING"));
+    assert_eq!(
+        copy.delivery_status(left_behind).as_deref(),
+        Some("PENDING")
+    );
     assert_eq!(receiver.requests_to("/orders").len(), already_sent);
     let (state, reason) = state_and_reason(copy);
     assert_eq!(state, "held");
@@ -247,7 +256,7 @@ fn assert_held_until_adopted(
     wait_for_warning(cluster, copy);
 
     assert_eq!(copy.query_one_value::<i64>("SELECT webhook_adopt()"), 1);
-    copy.wait_for_status(parked, "SENT");
+    copy.wait_for_status(left_behind, "SENT");
     assert_eq!(receiver.requests_to("/orders").len(), already_sent + 1);
     assert_eq!(state_and_reason(copy).0, "running");
 }

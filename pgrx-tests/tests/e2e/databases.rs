@@ -200,7 +200,7 @@ fn create_database_from_template_is_not_blocked() {
     let receiver = Receiver::start();
     source.add_endpoint("orders", &receiver.url("/orders"));
     source.execute("UPDATE webhook.endpoint SET paused_at = now()");
-    let parked = source.emit("order.created", json!({}));
+    let kept_back = source.emit("order.created", json!({}));
     let name = format!("{}_copy", source.name());
     run(
         cluster,
@@ -220,12 +220,12 @@ fn create_database_from_template_is_not_blocked() {
     assert!(reason.contains("webhook_adopt()"), "{reason}");
 
     source.execute("UPDATE webhook.endpoint SET paused_at = NULL");
-    source.wait_for_status(parked, "SENT");
+    source.wait_for_status(kept_back, "SENT");
     assert_eq!(receiver.requests_to("/orders").len(), 1);
 
     let adopted: i64 = copy.query_one_value("SELECT webhook_adopt()");
     assert_eq!(adopted, 1);
-    copy.wait_for_status(parked, "SENT");
+    copy.wait_for_status(kept_back, "SENT");
     copy.wait_for_status(marker, "SENT");
     assert_eq!(receiver.requests_to("/orders").len(), 3);
     assert_eq!(state_and_reason(&copy).0, "running");

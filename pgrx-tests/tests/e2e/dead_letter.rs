@@ -5,7 +5,7 @@ use std::thread;
 use serde_json::{Value, json};
 use uuid::Uuid;
 use webhook_e2e::dead_letters::{
-    bury, bury_again, call, count, database, only_row, parked_database, statuses,
+    bury, bury_again, call, count, database, only_row, paused_database, statuses,
 };
 use webhook_e2e::{Answer, Database, Receiver, engine};
 
@@ -58,7 +58,7 @@ fn failed_shows_the_event_its_endpoint_and_the_error() {
 
 #[test]
 fn failed_shows_what_a_removed_endpoint_and_a_deleted_event_have_left() {
-    let database = parked_database();
+    let database = paused_database();
     let orphaned = bury(&database, "a", "order.created", "now()");
     let unnamed = bury(&database, "b", "order.created", "now()");
     database.execute(&format!(
@@ -83,7 +83,7 @@ fn failed_shows_what_a_removed_endpoint_and_a_deleted_event_have_left() {
 
 #[test]
 fn filters_of_failed_can_use_the_indexes() {
-    let database = parked_database();
+    let database = paused_database();
     let mut session = database.connect();
     session.batch_execute("SET enable_seqscan = off").unwrap();
     let cases = [
@@ -149,7 +149,7 @@ fn discard_takes_the_attempts_and_the_event_when_nothing_needs_it_any_more() {
 
 #[test]
 fn discard_leaves_what_is_queued_sent_or_cancelled_and_its_event() {
-    let database = parked_database();
+    let database = paused_database();
     for status in ["PENDING", "CANCELLED"] {
         let event = bury(&database, "a", "order.created", "now()");
         bury_again(&database, event, "b");
@@ -166,7 +166,7 @@ fn discard_leaves_what_is_queued_sent_or_cancelled_and_its_event() {
 
 #[test]
 fn two_people_who_discard_the_last_deliveries_of_an_event_leave_no_event() {
-    let database = parked_database();
+    let database = paused_database();
     let event = bury(&database, "a", "order.created", "now()");
     bury_again(&database, event, "b");
     let mut first = database.connect();

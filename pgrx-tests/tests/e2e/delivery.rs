@@ -580,19 +580,19 @@ fn a_timeout_is_retried() {
 }
 
 #[test]
-fn parked_endpoints_and_a_stream_of_commits_do_not_hide_an_endpoint() {
+fn paused_endpoints_and_a_stream_of_commits_do_not_hide_an_endpoint() {
     let database = database();
     let receiver = Receiver::start();
     database.execute(
         "INSERT INTO webhook.endpoint (name, url, event_types, paused_at)
-         SELECT 'parked ' || n, 'http://127.0.0.1:1/', '{parked}', now() FROM generate_series(1, 700) n",
+         SELECT 'paused ' || n, 'http://127.0.0.1:1/', '{paused}', now() FROM generate_series(1, 700) n",
     );
     database.add_endpoint_with(
         "served",
         &receiver.url("/served"),
         "event_types => '{served}'",
     );
-    database.emit("parked", json!({}));
+    database.emit("paused", json!({}));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let stream = scope.spawn(|| {

@@ -7,11 +7,11 @@ use uuid::Uuid;
 use webhook_e2e::{Answer, Guarded, wait};
 
 #[test]
-fn ten_thousand_parked_deliveries_survive_an_outage_and_all_arrive() {
-    const PARKED: usize = 10_000;
+fn ten_thousand_kept_back_deliveries_survive_an_outage_and_all_arrive() {
+    const KEPT_BACK: usize = 10_000;
     let guarded = Guarded::with("");
     let mut events = guarded.open();
-    events.extend(guarded.emit(PARKED));
+    events.extend(guarded.emit(KEPT_BACK));
     guarded.let_the_worker_look();
     assert_eq!(guarded.requests().len(), Guarded::THRESHOLD);
     guarded.let_the_time_pass();
@@ -26,7 +26,7 @@ fn ten_thousand_parked_deliveries_survive_an_outage_and_all_arrive() {
     let received = guarded.received();
     assert_eq!(
         received.len(),
-        2 * Guarded::THRESHOLD + PARKED,
+        2 * Guarded::THRESHOLD + KEPT_BACK,
         "none arrives twice"
     );
     assert_eq!(
@@ -36,7 +36,7 @@ fn ten_thousand_parked_deliveries_survive_an_outage_and_all_arrive() {
     let sent = "SELECT count(*) FROM webhook.delivery_history WHERE status = 'SENT' AND event_type = 'order.created'";
     assert_eq!(
         guarded.database.query_one_value::<i64>(sent),
-        (Guarded::THRESHOLD + PARKED) as i64
+        (Guarded::THRESHOLD + KEPT_BACK) as i64
     );
     assert_eq!(guarded.breaker("ramp"), None);
 }

@@ -30,7 +30,7 @@ fn arrivals(database: &Database, receiver: &Receiver) -> Vec<Uuid> {
 }
 
 /// Paused, so that whoever gets an event can be read at leisure.
-fn add_parked_endpoint(database: &Database, name: &str, tenant: Option<&str>, patterns: &[&str]) {
+fn add_paused_endpoint(database: &Database, name: &str, tenant: Option<&str>, patterns: &[&str]) {
     database
         .connect()
         .execute(
@@ -208,7 +208,7 @@ fn the_emitting_role_needs_the_level_and_nothing_on_the_tables() {
 }
 
 #[test]
-fn paused_and_disabled_endpoints_get_their_deliveries_parked() {
+fn paused_and_disabled_endpoints_get_their_deliveries_kept_back() {
     let (database, receiver) = database_and_receiver();
     database.add_endpoint_with("paused", &receiver.url("/paused"), IN_ORDER);
     database.add_endpoint_with("disabled", &receiver.url("/disabled"), IN_ORDER);
@@ -219,11 +219,11 @@ fn paused_and_disabled_endpoints_get_their_deliveries_parked() {
     let event = database.emit("order.created", json!({}));
 
     assert_eq!(arrivals(&database, &receiver), [event]);
-    let parked: i64 = database.query_one_value(&format!(
+    let kept_back: i64 = database.query_one_value(&format!(
         "SELECT count(*) FROM webhook.delivery d JOIN webhook.endpoint e ON e.id = d.endpoint_id
          WHERE d.event_id = '{event}' AND e.name IN ('paused', 'disabled') AND d.status = 'PENDING' AND d.attempts = 0"
     ));
-    assert_eq!(parked, 2);
+    assert_eq!(kept_back, 2);
 
     database.execute(
         "UPDATE webhook.endpoint SET paused_at = NULL, disabled_at = NULL, disabled_reason = NULL",
@@ -247,7 +247,7 @@ fn patterns_choose_endpoints() {
         &["Order.*"],
     ];
     for pattern in patterns {
-        add_parked_endpoint(
+        add_paused_endpoint(
             &database,
             &format!("to {}", pattern.join(" ")),
             None,
@@ -296,7 +296,7 @@ fn patterns_choose_endpoints() {
 #[test]
 fn types_of_our_own_are_reserved() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     let refusal = database.refusal("SELECT webhook_emit('webhook.endpoint.disabled')");
     assert_eq!(refusal.code().code(), "42939");
     assert!(refusal.hint().is_some());
@@ -309,9 +309,9 @@ fn types_of_our_own_are_reserved() {
 #[test]
 fn tenants_see_their_own_events() {
     let database = database();
-    add_parked_endpoint(&database, "all", Some("acme"), &["*"]);
-    add_parked_endpoint(&database, "everyone", None, &["*"]);
-    add_parked_endpoint(&database, "orders", Some("globex"), &["order.*"]);
+    add_paused_endpoint(&database, "all", Some("acme"), &["*"]);
+    add_paused_endpoint(&database, "everyone", None, &["*"]);
+    add_paused_endpoint(&database, "orders", Some("globex"), &["order.*"]);
     let cases: [(&str, &[&str]); 5] = [
         ("NULL", &["everyone"]),
         ("'acme'", &["acme/all", "everyone"]),
@@ -369,7 +369,7 @@ fn deliver_at_in_the_past_is_now() {
 #[test]
 fn deliver_at_in_the_past_does_not_count_as_waiting() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     database.execute(
         "UPDATE webhook.endpoint SET paused_at = now() - interval '900 days';
          SELECT webhook_emit('order.created', deliver_at => '-infinity');
@@ -383,7 +383,7 @@ fn deliver_at_in_the_past_does_not_count_as_waiting() {
         database.query_one_value("SELECT oldest_due > interval '1 h' FROM webhook_status()");
     assert!(!waited);
     // The worker may be at it too.
-    database.execute("SELECT webhook.expire_parked(100)");
+    database.execute("SELECT webhook.expire_kept_back(100)");
     database.wait_until("SELECT count(*) > 0 FROM webhook.dead_letter");
     let expired: Vec<String> =
         database.query_one_value("SELECT array_agg(event_type) FROM webhook.dead_letter");
@@ -393,7 +393,7 @@ fn deliver_at_in_the_past_does_not_count_as_waiting() {
 #[test]
 fn what_was_due_in_the_past_is_overdue_since_it_was_emitted() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     database.execute(
         "SELECT webhook_emit('order.created', deliver_at => '-infinity');
          SELECT webhook_emit_many('order.created', '{1}', deliver_at => '2000-01-01')",
@@ -415,7 +415,7 @@ fn what_was_due_in_the_past_is_overdue_since_it_was_emitted() {
 #[test]
 fn invalid_events_are_refused() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     let cases = [
         ("NULL", "22023"),
         ("''", "22023"),
@@ -574,9 +574,9 @@ fn many_events_go_out_in_their_order() {
 #[test]
 fn many_events_of_several_types_reach_each_its_endpoints() {
     let database = database();
-    add_parked_endpoint(&database, "orders", None, &["order.*"]);
-    add_parked_endpoint(&database, "paid", None, &["order.paid", "invoice.paid"]);
-    add_parked_endpoint(&database, "all", Some("acme"), &["*"]);
+    add_paused_endpoint(&database, "orders", None, &["order.*"]);
+    add_paused_endpoint(&database, "paid", None, &["order.paid", "invoice.paid"]);
+    add_paused_endpoint(&database, "all", Some("acme"), &["*"]);
     let arguments =
         "ARRAY['order.created', 'invoice.paid', 'order.paid', 'other', 'order.created'],
                      ARRAY['1', '2', '3', '4', '5']::jsonb[]";
@@ -622,7 +622,7 @@ fn none_of_many_is_no_error() {
 #[test]
 fn one_event_that_is_not_valid_refuses_all_of_many() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     let cases = [
         ("NULL::text, '{1}'", "22023"),
         ("'a b', '{1}'", "22023"),
@@ -671,10 +671,10 @@ fn the_rollback_of_half_a_batch_takes_that_half_back() {
 #[test]
 fn endpoints_can_be_chosen_by_their_addresses() {
     let database = database();
-    add_parked_endpoint(&database, "a", None, &["*"]);
-    add_parked_endpoint(&database, "b", None, &["order.*"]);
-    add_parked_endpoint(&database, "a", Some("acme"), &["*"]);
-    add_parked_endpoint(&database, "a", Some("zeta"), &["*"]);
+    add_paused_endpoint(&database, "a", None, &["*"]);
+    add_paused_endpoint(&database, "b", None, &["order.*"]);
+    add_paused_endpoint(&database, "a", Some("acme"), &["*"]);
+    add_paused_endpoint(&database, "a", Some("zeta"), &["*"]);
     let reached = |arguments: &str| {
         let event: Uuid = database.query_one_value(&format!("SELECT webhook_emit({arguments})"));
         database.endpoints_of(event)
@@ -728,7 +728,7 @@ fn endpoints_can_be_chosen_by_their_addresses() {
 #[test]
 fn keys_are_stored_with_the_deliveries() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     let event: Uuid = database.query_one_value(
         "SELECT webhook_emit('order.created', ordering_key => 'customer 7', coalesce_key => 'order 1')",
     );
@@ -767,7 +767,7 @@ fn keys_with_control_characters_are_refused() {
 #[test]
 fn each_of_many_has_its_own_keys() {
     let database = database();
-    add_parked_endpoint(&database, "all", None, &["*"]);
+    add_paused_endpoint(&database, "all", None, &["*"]);
     let ids = emit_many(
         &mut database.connect(),
         "'a', '{1,2,3}', ordering_keys => '{o,NULL,p}', coalesce_keys => '{c,d,NULL}', idempotency_keys => '{i,NULL,j}'",
@@ -926,7 +926,7 @@ fn a_session_that_has_emitted_knows_what_logical_replication_brings() {
     assert_eq!(reached(&mut session), NO_NAMES);
     // The second is applied when the first is committed and every session has been told.
     for name in ["a", "b"] {
-        add_parked_endpoint(&publisher, name, None, &["*"]);
+        add_paused_endpoint(&publisher, name, None, &["*"]);
     }
     subscriber.wait_until("SELECT EXISTS (SELECT FROM webhook.endpoint WHERE name = 'b')");
     assert!(reached(&mut session).contains(&"a".to_string()));

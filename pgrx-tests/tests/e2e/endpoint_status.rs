@@ -17,7 +17,7 @@ fn an_endpoint_is_active_and_its_last_success_is_known() {
     assert_that(
         &database,
         "orders",
-        "(state, consecutive_failures, trips, queued, in_flight, parked, failed) = ('ACTIVE', 0, 0, 0, 0, 0, 0)
+        "(state, consecutive_failures, trips, queued, in_flight, kept_back, failed) = ('ACTIVE', 0, 0, 0, 0, 0, 0)
          AND num_nonnulls(reason, since, next_probe_at, last_success_at, last_failure_at, last_error) = 0
          AND policy = 'guarded' AND event_types = '{order.*}' AND tenant IS NULL AND metadata = '{}' AND created_at <= now()",
     );
@@ -44,7 +44,7 @@ fn failures_make_it_degraded_and_a_success_active_again() {
     assert_that(
         &database,
         "orders",
-        "(state, consecutive_failures, trips, queued, in_flight, parked, failed) = ('DEGRADED', 2, 0, 2, 0, 0, 0)
+        "(state, consecutive_failures, trips, queued, in_flight, kept_back, failed) = ('DEGRADED', 2, 0, 2, 0, 0, 0)
          AND last_error = 'HTTP 500' AND last_failure_at = (SELECT max(finished_at) FROM webhook.attempt)
          AND next_probe_at IS NULL AND last_success_at IS NULL",
     );
@@ -59,7 +59,7 @@ fn failures_make_it_degraded_and_a_success_active_again() {
 }
 
 #[test]
-fn at_the_threshold_it_is_open_and_says_when_it_is_probed_and_what_is_parked() {
+fn at_the_threshold_it_is_open_and_says_when_it_is_probed_and_what_is_kept_back() {
     let database = database();
     let receiver = orders(&database, "");
     fail(&database, &receiver, 3);
@@ -67,7 +67,7 @@ fn at_the_threshold_it_is_open_and_says_when_it_is_probed_and_what_is_parked() {
     assert_that(
         &database,
         "orders",
-        "(state, consecutive_failures, trips, queued, in_flight, parked, failed) = ('OPEN', 3, 1, 7, 0, 4, 0)
+        "(state, consecutive_failures, trips, queued, in_flight, kept_back, failed) = ('OPEN', 3, 1, 7, 0, 4, 0)
          AND (reason, last_error) = ('status', 'HTTP 500')
          AND since = last_failure_at AND next_probe_at = last_failure_at + interval '1 h'",
     );
@@ -96,16 +96,16 @@ fn disabled_hides_paused_hides_open_and_none_of_them_is_probed() {
     let receiver = orders(&database, "");
     fail(&database, &receiver, 3);
     database.emit("order.created", json!({}));
-    let parked = |state: &str| {
-        format!("(state, parked, queued, consecutive_failures) = ('{state}', 1, 4, 3)")
+    let kept_back = |state: &str| {
+        format!("(state, kept_back, queued, consecutive_failures) = ('{state}', 1, 4, 3)")
     };
-    let open = format!("{} AND next_probe_at IS NOT NULL", parked("OPEN"));
+    let open = format!("{} AND next_probe_at IS NOT NULL", kept_back("OPEN"));
     assert_that(&database, "orders", &open);
 
     database.execute("SELECT webhook_pause('orders')");
     let paused = format!(
         "{} AND next_probe_at IS NULL AND reason IS NULL AND since = (SELECT paused_at FROM webhook.endpoint)",
-        parked("PAUSED")
+        kept_back("PAUSED")
     );
     assert_that(&database, "orders", &paused);
 
@@ -113,7 +113,7 @@ fn disabled_hides_paused_hides_open_and_none_of_them_is_probed() {
         .execute("UPDATE webhook.endpoint SET disabled_at = now(), disabled_reason = 'moved away'");
     let disabled = format!(
         "{} AND next_probe_at IS NULL AND reason = 'moved away' AND since = (SELECT disabled_at FROM webhook.endpoint)",
-        parked("DISABLED")
+        kept_back("DISABLED")
     );
     assert_that(&database, "orders", &disabled);
 
@@ -130,7 +130,7 @@ fn an_endpoint_of_another_installation_is_held_whatever_else_it_is() {
     fail(&database, &receiver, 3);
     database.emit("order.created", json!({}));
     database.execute("UPDATE webhook.endpoint SET origin = 'elsewhere'");
-    let held = "(state, reason, parked, queued, consecutive_failures) = ('HELD', 'other installation', 1, 4, 3)
+    let held = "(state, reason, kept_back, queued, consecutive_failures) = ('HELD', 'other installation', 1, 4, 3)
                 AND num_nonnulls(since, next_probe_at) = 0";
     assert_that(&database, "orders", held);
     for stop in [
@@ -141,7 +141,7 @@ fn an_endpoint_of_another_installation_is_held_whatever_else_it_is() {
         assert_that(&database, "orders", held);
     }
     database.execute("SELECT webhook_adopt('orders')");
-    assert_that(&database, "orders", "(state, parked) = ('DISABLED', 1)");
+    assert_that(&database, "orders", "(state, kept_back) = ('DISABLED', 1)");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn the_address_comes_first_and_what_is_wide_last() {
     );
     assert_eq!(
         columns,
-        "endpoint state reason since queued in_flight parked failed more consecutive_failures trips next_probe_at \
+        "endpoint state reason since queued in_flight kept_back failed more consecutive_failures trips next_probe_at \
          last_success_at last_failure_at last_error policy tenant created_at event_types filter format url headers metadata"
     );
     assert_that(&database, "acme/orders", "tenant = 'acme'");

@@ -897,7 +897,7 @@ fn an_endpoint_that_is_inserted_again_is_as_it_was() {
     );
 
     database.execute("SELECT webhook_pause('back')");
-    let parked = database.emit("order.created", json!({}));
+    let kept_back = database.emit("order.created", json!({}));
     // What is removed is cancelled in the same step.
     database.add_endpoint("gone", &Receiver::closed_url());
     database.execute("SELECT webhook_pause('gone')");
@@ -906,7 +906,10 @@ fn an_endpoint_that_is_inserted_again_is_as_it_was() {
     database.wait_until(&format!(
         "SELECT count(*) = 1 FROM webhook.delivery WHERE event_id = '{orphan}' AND status = 'CANCELLED'"
     ));
-    assert_eq!(database.delivery_status(parked).as_deref(), Some("PENDING"));
+    assert_eq!(
+        database.delivery_status(kept_back).as_deref(),
+        Some("PENDING")
+    );
 }
 
 #[test]

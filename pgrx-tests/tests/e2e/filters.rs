@@ -16,7 +16,7 @@ fn database() -> Database {
 }
 
 /// Paused, so that whoever gets an event can be read at leisure.
-fn add_parked_endpoint(database: &Database, name: &str, patterns: &[&str], filter: Option<&str>) {
+fn add_paused_endpoint(database: &Database, name: &str, patterns: &[&str], filter: Option<&str>) {
     let add = "INSERT INTO webhook.endpoint (name, url, event_types, filter, paused_at)
                VALUES ($1, 'http://127.0.0.1/', $2, $3::text::jsonpath, now())";
     let mut client = database.connect();
@@ -28,16 +28,16 @@ fn add_parked_endpoint(database: &Database, name: &str, patterns: &[&str], filte
 #[test]
 fn an_exclusion_leaves_out_what_another_pattern_lets_in() {
     let database = database();
-    add_parked_endpoint(&database, "no drafts", &["order.*", "!order.draft"], None);
+    add_paused_endpoint(&database, "no drafts", &["order.*", "!order.draft"], None);
     // The order in which they are written does not matter.
-    add_parked_endpoint(&database, "no orders", &["!order.*", "*"], None);
-    add_parked_endpoint(
+    add_paused_endpoint(&database, "no orders", &["!order.*", "*"], None);
+    add_paused_endpoint(
         &database,
         "no items",
         &["order.*", "order.item.added", "!order.item.*"],
         None,
     );
-    add_parked_endpoint(
+    add_paused_endpoint(
         &database,
         "not paid",
         &["*", "!order.paid", "!invoice.paid"],
@@ -65,7 +65,7 @@ fn an_exclusion_leaves_out_what_another_pattern_lets_in() {
 #[test]
 fn events_of_our_own_can_be_left_out_too() {
     let database = database();
-    add_parked_endpoint(
+    add_paused_endpoint(
         &database,
         "alerts",
         &["webhook.*", "!webhook.delivery.*"],
@@ -154,7 +154,7 @@ fn any_patterns_choose_what_the_model_chooses() {
             random.shuffle(&mut patterns);
             let name = format!("{number:02}");
             let borrowed: Vec<&str> = patterns.iter().map(String::as_str).collect();
-            add_parked_endpoint(&database, &name, &borrowed, None);
+            add_paused_endpoint(&database, &name, &borrowed, None);
             endpoints.push((name, patterns));
         }
         for _ in 0..25 {
@@ -210,7 +210,7 @@ fn filters_see_the_type_and_the_data() {
         ("unknown", "($.data.total > 100) is unknown"),
     ];
     for (name, filter) in filters {
-        add_parked_endpoint(&database, name, &["*"], Some(filter));
+        add_paused_endpoint(&database, name, &["*"], Some(filter));
     }
     let cases: [(&str, Value, &[&str]); 9] = [
         ("order.created", json!({"total": 101}), &["strict", "type"]),
@@ -249,8 +249,8 @@ fn filters_see_the_type_and_the_data() {
 #[test]
 fn each_of_many_events_is_filtered() {
     let database = database();
-    add_parked_endpoint(&database, "all", &["*"], None);
-    add_parked_endpoint(&database, "even", &["*"], Some("$.data % 2 == 0"));
+    add_paused_endpoint(&database, "all", &["*"], None);
+    add_paused_endpoint(&database, "even", &["*"], Some("$.data % 2 == 0"));
     database.execute("SELECT webhook_emit_many('number', ARRAY(SELECT to_jsonb(n) FROM generate_series(1, 100) n))");
     let numbers = |endpoint: &str| -> Vec<Value> {
         database.query_one_value(&format!(
@@ -287,9 +287,9 @@ const FAILING: [&str; 11] = [
 #[test]
 fn a_filter_that_fails_lets_nothing_pass_and_costs_nobody_anything() {
     let database = database();
-    add_parked_endpoint(&database, "all", &["*"], None);
+    add_paused_endpoint(&database, "all", &["*"], None);
     for (number, filter) in FAILING.iter().enumerate() {
-        add_parked_endpoint(
+        add_paused_endpoint(
             &database,
             &format!("failing {number}"),
             &["*"],
@@ -344,8 +344,8 @@ fn subtransactions(database: &Database, statements: &str) -> usize {
 #[test]
 fn no_emit_opens_a_subtransaction() {
     let database = database();
-    add_parked_endpoint(&database, "all", &["*"], None);
-    add_parked_endpoint(&database, "failing", &["*"], Some(FAILING[0]));
+    add_paused_endpoint(&database, "all", &["*"], None);
+    add_paused_endpoint(&database, "failing", &["*"], Some(FAILING[0]));
     database.execute("CREATE TABLE orders (id int); SELECT webhook_watch('orders', 'order')");
     let emits = "
         SELECT webhook_emit('a');
@@ -408,7 +408,7 @@ fn filters_that_could_fail_an_emit_are_refused() {
 fn a_filter_does_not_depend_on_the_time_zone_of_the_emitter() {
     let database = database();
     let filter = r#"$.data.at.datetime() < "2026-01-01".datetime()"#;
-    add_parked_endpoint(&database, "last year", &["*"], Some(filter));
+    add_paused_endpoint(&database, "last year", &["*"], Some(filter));
     for (zone, at, expected) in [
         ("Asia/Tokyo", "2025-12-31T23:00:00+00:00", 1),
         ("America/Los_Angeles", "2026-01-01T01:00:00+00:00", 0),
@@ -530,7 +530,7 @@ fn whatever_pattern_is_accepted_is_done_with_a_million_characters_soon() {
     let database = database();
     for (number, pattern) in patterns.iter().enumerate() {
         let filter = format!("$.data like_regex \"{pattern}\"");
-        add_parked_endpoint(&database, &number.to_string(), &["*"], Some(&filter));
+        add_paused_endpoint(&database, &number.to_string(), &["*"], Some(&filter));
     }
     // Whoever takes each character more than once is not done before this is over, by far.
     database.execute(
@@ -544,7 +544,7 @@ fn whatever_pattern_is_accepted_is_done_with_a_million_characters_soon() {
 #[test]
 fn a_filter_decides_when_the_event_is_emitted() {
     let database = database();
-    add_parked_endpoint(&database, "e", &["*"], Some("$.data.a == 1"));
+    add_paused_endpoint(&database, "e", &["*"], Some("$.data.a == 1"));
     let (passed, stopped) = (
         database.emit("a", json!({"a": 1})),
         database.emit("a", json!({"a": 2})),
@@ -582,13 +582,13 @@ fn assert_why(database: &Database, event: Uuid, pattern: &str) {
 #[test]
 fn why_tells_what_matched_and_what_did_not() {
     let database = database();
-    add_parked_endpoint(
+    add_paused_endpoint(
         &database,
         "filtered",
         &["order.*"],
         Some("$.data.total > 100"),
     );
-    add_parked_endpoint(
+    add_paused_endpoint(
         &database,
         "left out",
         &["*", "!order.*", "!order.created"],

@@ -12,7 +12,7 @@ use webhook_e2e::{Cluster, Database, Receiver};
 fn database() -> Database {
     let database = Cluster::shared().database("idempotency");
     database.execute(
-        "INSERT INTO webhook.endpoint (name, url, paused_at) VALUES ('parked', 'http://127.0.0.1/', now())",
+        "INSERT INTO webhook.endpoint (name, url, paused_at) VALUES ('paused', 'http://127.0.0.1/', now())",
     );
     database
 }

@@ -370,7 +370,7 @@ fn nobody_who_has_a_lane_locked_keeps_lost_claims_from_being_recovered() {
 }
 
 #[test]
-fn what_was_parked_and_is_sent_again_by_hand_has_its_own_backoff() {
+fn a_follower_that_is_sent_again_by_hand_has_its_own_backoff() {
     let cluster = engine::idle_cluster();
     let database = idle(cluster, "");
     let [first, second] = emit_some(&database, "a");
@@ -424,7 +424,7 @@ fn whoever_takes_a_delivery_out_of_its_order_lets_the_others_go_on() {
 }
 
 #[test]
-fn many_followers_are_parked_once_and_not_met_again() {
+fn many_followers_are_set_aside_once_and_not_met_again() {
     const FOLLOWERS: i64 = 5_000;
     let cluster = engine::idle_cluster();
     let database = idle(cluster, "");
@@ -439,9 +439,9 @@ fn many_followers_are_parked_once_and_not_met_again() {
     }
     assert!(met.contains(&other));
     assert_eq!(met.len(), 2);
-    let parked: i64 = database
+    let set_aside: i64 = database
         .query_one_value("SELECT count(*) FROM webhook.delivery_queue WHERE waits_for IS NOT NULL");
-    assert_eq!(parked, FOLLOWERS);
+    assert_eq!(set_aside, FOLLOWERS);
     let due: i64 = database.query_one_value("SELECT due FROM webhook_status()");
     assert_eq!(due, 0);
 }

@@ -24,7 +24,7 @@ fn a_paused_endpoint_gets_nothing_until_it_is_resumed() {
     let events = [(); 3].map(|()| database.emit("order.created", json!({})));
     wait_for_a_witness(&database);
     assert_eq!(receiver.request_count(), 0);
-    assert_that(&database, "orders", "(state, parked) = ('PAUSED', 3)");
+    assert_that(&database, "orders", "(state, kept_back) = ('PAUSED', 3)");
 
     let freed: i64 = database.query_one_value("SELECT webhook_resume('orders')");
     assert_eq!(freed, 3);
@@ -48,7 +48,7 @@ fn what_is_in_flight_when_it_is_paused_is_finished_and_its_retry_waits() {
     wait_for(
         &database,
         "orders",
-        "(state, consecutive_failures, in_flight, parked) = ('PAUSED', 1, 0, 1)",
+        "(state, consecutive_failures, in_flight, kept_back) = ('PAUSED', 1, 0, 1)",
     );
     wait_for_a_witness(&database);
     assert_eq!(receiver.request_count(), 1);
@@ -127,7 +127,7 @@ fn a_tenants_endpoints_are_paused_and_resumed_together_and_so_are_all() {
     assert_eq!(stopped(), "acme/billing");
     assert_eq!(number("webhook_pause('acme/*')"), 1);
     assert_eq!(stopped(), "acme/billing acme/orders");
-    let parked: Uuid =
+    let kept_back: Uuid =
         database.query_one_value("SELECT webhook_emit('order.created', tenant => 'acme')");
     receiver.wait_for_requests_to("/orders", 1);
     wait_for_a_witness(&database);
@@ -139,7 +139,7 @@ fn a_tenants_endpoints_are_paused_and_resumed_together_and_so_are_all() {
         "acme/billing acme/orders acme2/orders orders zeta/orders"
     );
     assert_eq!(number("webhook_resume('acme/*')"), 2);
-    database.wait_for_status(parked, "SENT");
+    database.wait_for_status(kept_back, "SENT");
     assert_eq!(stopped(), "acme2/orders orders zeta/orders");
     assert_eq!(number("webhook_resume('*')"), 0);
     assert_eq!(stopped(), "");
@@ -174,7 +174,7 @@ fn resume_sets_the_counter_to_0_and_waiting_retries_are_due_now() {
     let planned: Uuid = database.query_one_value(
         "SELECT webhook_emit('order.created', deliver_at => now() + interval '1 h')",
     );
-    let parked_for_good: Uuid =
+    let put_aside: Uuid =
         database.query_one_value("SELECT webhook_emit('order.created', deliver_at => 'infinity')");
 
     database.execute("SELECT webhook_resume('orders')");
@@ -186,7 +186,7 @@ fn resume_sets_the_counter_to_0_and_waiting_retries_are_due_now() {
     database.wait_until("SELECT count(*) = 1 FROM webhook.delivery WHERE status = 'SENT'");
     wait_for_a_witness(&database);
     // The times that people chose are kept.
-    for event in [chosen, planned, parked_for_good] {
+    for event in [chosen, planned, put_aside] {
         assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
     }
     assert_eq!(receiver.request_count(), 3);
@@ -204,13 +204,13 @@ fn a_410_disables_and_resume_lets_it_go_on() {
         "(state, reason, failed) = ('DISABLED', 'gone', 1)",
     );
     answer(&receiver, 200);
-    let parked = database.emit("order.created", json!({}));
+    let kept_back = database.emit("order.created", json!({}));
     wait_for_a_witness(&database);
-    assert_that(&database, "orders", "parked = 1");
+    assert_that(&database, "orders", "kept_back = 1");
     assert_eq!(receiver.request_count(), 1);
 
     database.execute("SELECT webhook_resume('orders')");
-    database.wait_for_status(parked, "SENT");
+    database.wait_for_status(kept_back, "SENT");
     assert_that(
         &database,
         "orders",
@@ -270,7 +270,7 @@ fn power5_fails_when_retries_are_exhausted_and_resume_retries_what_is_pending() 
     let pending = [(); 2].map(|()| database.emit("order.created", json!({})));
     wait_for_a_witness(&database);
     assert_eq!(receiver.request_count(), 6);
-    assert_that(&database, "orders", "parked = 2");
+    assert_that(&database, "orders", "kept_back = 2");
 
     answer(&receiver, 200);
     database.execute("SELECT webhook_resume('orders')");
@@ -437,7 +437,7 @@ fn each_of_them_wakes_the_worker() {
             database.execute(stop);
             database.emit("order.created", json!({}));
             wait_for_a_sleeping_worker(&database);
-            assert_that(&database, "orders", "parked = 1");
+            assert_that(&database, "orders", "kept_back = 1");
             let begun = Instant::now();
             database.execute(go);
             wait_for_empty_queue(&database);
@@ -604,7 +604,7 @@ fn all_of_it_works_where_transactions_are_repeatable_read() {
         database.execute("SELECT webhook_pause('orders')");
         let event = database.emit("order.created", json!({}));
         test_endpoint(&database, "orders").assert_is("SENT", Some(200), None);
-        assert_that(&database, "orders", "(state, parked) = ('PAUSED', 1)");
+        assert_that(&database, "orders", "(state, kept_back) = ('PAUSED', 1)");
         database.execute("SELECT webhook_resume('orders')");
         database.wait_for_status(event, "SENT");
         answer(&receiver, 500);

@@ -244,8 +244,7 @@ fn a_look_at_a_long_queue_reads_no_more_than_it_counts() {
         assert!(reads < 5 * COUNTED, "{call} has read {reads} index entries");
     };
     reads_little(&mut client, look);
-    let look_at_endpoints =
-        "SELECT queued, parked, failed, more FROM webhook.endpoint_status WHERE endpoint = 'later'";
+    let look_at_endpoints = "SELECT queued, kept_back, failed, more FROM webhook.endpoint_status WHERE endpoint = 'later'";
     database.execute("VACUUM ANALYZE webhook.delivery_queue");
     reads_little(&mut client, look_at_endpoints);
     let seen = client.query_one(look_at_endpoints, &[]).unwrap();

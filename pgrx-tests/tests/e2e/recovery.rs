@@ -326,7 +326,7 @@ fn a_delivery_cancelled_in_flight_stays_cancelled() {
 fn a_persons_open_transaction_does_not_stop_the_worker() {
     let database = Cluster::shared().database("open_transaction");
     let receiver = Receiver::start();
-    let locked = parked_event(&database, &receiver);
+    let locked = paused_event(&database, &receiver);
     let mut person = database.connect();
     let mut transaction = person.transaction().unwrap();
     let lock = "SELECT FROM webhook.delivery WHERE event_id = $1 FOR UPDATE";
@@ -345,7 +345,7 @@ fn a_persons_open_transaction_does_not_stop_the_worker() {
 fn a_persons_open_update_does_not_stop_the_worker() {
     let database = Cluster::shared().database("open_update");
     let receiver = Receiver::start();
-    let locked = parked_event(&database, &receiver);
+    let locked = paused_event(&database, &receiver);
     let mut person = database.connect();
     let mut transaction = person.transaction().unwrap();
     let update = "UPDATE webhook.delivery SET next_attempt_at = now() WHERE event_id = $1";
@@ -542,7 +542,7 @@ fn add_endpoint_with_one_attempt(database: &Database, url: &str) {
 }
 
 /// An event whose delivery to the endpoint `orders` waits for `resume`.
-fn parked_event(database: &Database, receiver: &Receiver) -> Uuid {
+fn paused_event(database: &Database, receiver: &Receiver) -> Uuid {
     database.add_endpoint("orders", &receiver.url("/orders"));
     database.execute("UPDATE webhook.endpoint SET paused_at = now()");
     database.emit("order.created", json!({}))

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use webhook_e2e::database::refusal;
 use webhook_e2e::dead_letters::{
     bury, bury_again, bury_many, call, count, database, listening_session, only_row,
-    parked_database, rows_read, statuses, told, wait_for_statuses,
+    paused_database, rows_read, statuses, told, wait_for_statuses,
 };
 use webhook_e2e::{Answer, Receiver, Request};
 
@@ -40,7 +40,7 @@ fn replay_sends_what_failed_again_from_the_start() {
 
 #[test]
 fn replay_of_one_endpoint_leaves_the_others() {
-    let database = parked_database();
+    let database = paused_database();
     let event = bury(&database, "a", "order.created", "now()");
     bury_again(&database, event, "b");
     assert_eq!(
@@ -92,7 +92,7 @@ fn replay_sends_again_whatever_has_ended_and_leaves_what_is_queued() {
 
 #[test]
 fn an_unknown_event_is_an_error_with_a_hint() {
-    let database = parked_database();
+    let database = paused_database();
     for function in ["replay", "discard", "redact"] {
         let refusal = database.refusal(&format!("SELECT webhook_{function}(gen_random_uuid())"));
         assert_eq!(refusal.code().code(), "42704", "{function}");
@@ -104,7 +104,7 @@ fn an_unknown_event_is_an_error_with_a_hint() {
 
 #[test]
 fn nothing_to_do_is_no_error_and_says_so() {
-    let database = parked_database();
+    let database = paused_database();
     let queued = database.emit("order.created", json!({}));
     database.execute("UPDATE webhook.endpoint SET event_types = '{invoice}'");
     let unwanted = database.emit("order.created", json!({}));
@@ -124,7 +124,7 @@ fn nothing_to_do_is_no_error_and_says_so() {
 
 #[test]
 fn deliveries_of_removed_endpoints_are_passed_over_and_counted() {
-    let database = parked_database();
+    let database = paused_database();
     let event = bury(&database, "a", "order.created", "now() - interval '3 days'");
     bury_again(&database, event, "b");
     for _ in 0..3 {
@@ -158,7 +158,7 @@ fn deliveries_of_removed_endpoints_are_passed_over_and_counted() {
 
 #[test]
 fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
-    let database = parked_database();
+    let database = paused_database();
     let old = bury(&database, "b", "order.created", "now() - interval '3 days'");
     for _ in 0..3 {
         bury(&database, "b", "order.created", "now() - interval '2 days'");
@@ -190,7 +190,7 @@ fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
 
 #[test]
 fn an_endpoint_that_never_was_is_an_error() {
-    let database = parked_database();
+    let database = paused_database();
     let event = bury(&database, "a", "order.created", "now()");
     for statement in [
         format!("SELECT webhook_replay('{event}', 'nobody')"),
@@ -206,7 +206,7 @@ fn an_endpoint_that_never_was_is_an_error() {
 
 #[test]
 fn what_to_replay_must_be_said() {
-    let database = parked_database();
+    let database = paused_database();
     let event = bury(&database, "a", "order.created", "now()");
     for (arguments, code, hint) in [
         ("NULL", "22004", "'*'"),
@@ -235,7 +235,7 @@ fn what_to_replay_must_be_said() {
 
 #[test]
 fn filters_choose_by_endpoint_type_and_time_of_the_end() {
-    let database = parked_database();
+    let database = paused_database();
     // Of this week, where retention does not come.
     let day = |ago: i32| -> String {
         database.query_one_value(&format!(
@@ -312,7 +312,7 @@ fn an_address_names_one_endpoint_or_those_of_a_tenant() {
 
 #[test]
 fn replay_all_takes_the_statuses_that_it_is_given_and_no_other() {
-    let database = parked_database();
+    let database = paused_database();
     for (chosen, left) in [
         ("{FAILED}", "CANCELLED,SENT"),
         ("{SENT}", "CANCELLED,FAILED"),
@@ -344,7 +344,7 @@ fn replay_all_takes_the_statuses_that_it_is_given_and_no_other() {
 #[test]
 fn to_take_a_few_of_many_reads_little() {
     const MANY: u32 = 20_000;
-    let database = parked_database();
+    let database = paused_database();
     bury_many(&database, "a", MANY);
     let event: Uuid = database.query_one_value("SELECT event_id FROM webhook.failed LIMIT 1");
     let mut session = database.connect();
@@ -379,7 +379,7 @@ fn to_take_a_few_of_many_reads_little() {
 
 #[test]
 fn replay_all_commits_after_each_batch() {
-    let database = parked_database();
+    let database = paused_database();
     bury_many(&database, "a", 5_000);
     let middle = "SELECT event_id FROM webhook.dead_letter ORDER BY event_id OFFSET 2449 LIMIT 1";
     let middle: Uuid = database.query_one_value(middle);
@@ -465,7 +465,7 @@ fn replay_all_does_not_replay_what_failed_after_it_began() {
 
 #[test]
 fn replay_all_in_a_transaction_block_changes_nothing_and_says_why() {
-    let database = parked_database();
+    let database = paused_database();
     let event = bury(&database, "a", "order.created", "now()");
     let mut session = database.connect();
     session.batch_execute("BEGIN").unwrap();

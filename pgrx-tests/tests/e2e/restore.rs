@@ -180,12 +180,12 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
         "policy => 'fast', event_types => '{broken}'",
     );
     let secret = database.add_endpoint_with(
-        "acme/parked",
-        &receiver.url("/parked"),
-        "policy => 'fast', event_types => '{parked, !parked.long}', filter => '$.data.answer == 42'",
+        "acme/paused",
+        &receiver.url("/paused"),
+        "policy => 'fast', event_types => '{paused, !paused.long}', filter => '$.data.answer == 42'",
     );
     database.execute(
-        "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'parked';
+        "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'paused';
          INSERT INTO webhook.breaker (endpoint_id, consecutive_failures, last_failure_at)
          SELECT id, 1, now() FROM webhook.endpoint WHERE name = 'broken'",
     );
@@ -194,7 +194,7 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     let sent = database.emit("order.created", json!({"text": "Zoë\n\t\"\\"}));
     let failed = database.emit("broken", json!({}));
     let pending = database.query_one_value(
-        "SELECT webhook_emit('parked', '{\"answer\": 42}', tenant => 'acme', idempotency_key => '42', ordering_key => '42')",
+        "SELECT webhook_emit('paused', '{\"answer\": 42}', tenant => 'acme', idempotency_key => '42', ordering_key => '42')",
     );
     // As a claim would have left it.
     database.execute(

@@ -451,13 +451,13 @@ fn a_forgotten_claim_goes_back_to_the_queue_and_one_in_flight_does_not() {
         "'{held}', policy => 'waits'",
     );
     database.add_endpoint_with(
-        "parked",
-        &receiver.url("/parked"),
-        "'{parked}', policy => 'waits'",
+        "paused",
+        &receiver.url("/paused"),
+        "'{paused}', policy => 'waits'",
     );
-    database.execute("UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'parked'");
+    database.execute("UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'paused'");
     let held = database.emit("held", json!({}));
-    let forgotten = database.emit("parked", json!({}));
+    let forgotten = database.emit("paused", json!({}));
     receiver.wait_for_event(held);
     database.wait_until("SELECT claimed_at < now() - interval '2 s' FROM webhook.delivery WHERE event_type = 'held'");
 

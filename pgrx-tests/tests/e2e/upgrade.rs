@@ -15,7 +15,7 @@ fn an_upgraded_server_goes_on_and_a_copy_of_it_is_held() {
     let sent = source.emit("order.created", json!({}));
     source.wait_for_status(sent, "SENT");
     source.execute("SELECT webhook_pause('orders')");
-    let parked = source.emit("order.created", json!({}));
+    let kept_back = source.emit("order.created", json!({}));
     old.stop();
 
     let mut new = Cluster::builder().start_upgrade_of(&old);
@@ -24,7 +24,7 @@ fn an_upgraded_server_goes_on_and_a_copy_of_it_is_held() {
     worker::pid(&database);
     assert_eq!(state_and_reason(&database).0, "running");
     database.execute("SELECT webhook_resume('orders')");
-    database.wait_for_status(parked, "SENT");
+    database.wait_for_status(kept_back, "SENT");
     let kept: String = database.query_one_value("SELECT secret FROM webhook.secret");
     assert_eq!(kept, secret);
     database.execute("SET ROLE emitter; SELECT webhook_emit('order.created')");

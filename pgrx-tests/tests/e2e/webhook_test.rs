@@ -181,10 +181,13 @@ fn a_test_reaches_a_paused_endpoint_and_it_stays_paused() {
     let database = database();
     let receiver = orders(&database, "");
     database.execute("SELECT webhook_pause('orders')");
-    let parked = database.emit("order.created", json!({}));
+    let kept_back = database.emit("order.created", json!({}));
     test_endpoint(&database, "orders").assert_is("SENT", Some(200), None);
-    assert_that(&database, "orders", "(state, parked) = ('PAUSED', 1)");
-    assert_eq!(database.delivery_status(parked).as_deref(), Some("PENDING"));
+    assert_that(&database, "orders", "(state, kept_back) = ('PAUSED', 1)");
+    assert_eq!(
+        database.delivery_status(kept_back).as_deref(),
+        Some("PENDING")
+    );
     assert_eq!(receiver.request_count(), 1);
 }
 
@@ -202,7 +205,7 @@ fn a_successful_test_resumes_what_exhaustion_disabled_and_nothing_else() {
         database.execute(&format!(
             "UPDATE webhook.endpoint SET disabled_at = now(), disabled_reason = '{reason}'"
         ));
-        let parked = database.emit("order.created", json!({}));
+        let kept_back = database.emit("order.created", json!({}));
         test_endpoint(&database, "orders").assert_is("SENT", Some(200), None);
         assert_that(
             &database,
@@ -211,7 +214,10 @@ fn a_successful_test_resumes_what_exhaustion_disabled_and_nothing_else() {
         );
         if state == "DISABLED" {
             assert_that(&database, "orders", &format!("reason = '{reason}'"));
-            assert_eq!(database.delivery_status(parked).as_deref(), Some("PENDING"));
+            assert_eq!(
+                database.delivery_status(kept_back).as_deref(),
+                Some("PENDING")
+            );
             database.execute("SELECT webhook_resume('orders')");
         }
         // Also the retry that would have waited for an hour.
@@ -231,7 +237,7 @@ fn an_endpoint_that_a_person_paused_as_well_stays_paused() {
 }
 
 #[test]
-fn a_successful_test_closes_an_open_breaker_and_what_is_parked_follows() {
+fn a_successful_test_closes_an_open_breaker_and_what_is_kept_back_follows() {
     let database = database();
     let receiver = orders(&database, "");
     fail(&database, &receiver, 3);

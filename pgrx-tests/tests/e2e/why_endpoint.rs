@@ -46,7 +46,7 @@ fn a_stopped_endpoint_says_since_when_why_and_how_to_resume_it() {
         let event = story.emit();
         let since = story.time("-1 h");
         told_of_both(&mut story, event, &[facts, &[&since]].concat());
-        told_of_both(&mut story, event, &["parked", "7 days", "hold_for"]);
+        told_of_both(&mut story, event, &["kept back", "7 days", "hold_for"]);
         assert_told(&story.told(event), &["Attempt 1 of 10 waits until then."]);
         assert_told(&story.told("shop"), &["\"shop\" is ", state]);
         assert_told(
@@ -97,12 +97,12 @@ fn an_open_breaker_says_since_when_until_when_and_what_happens_meanwhile() {
     for (policy, meanwhile, waits) in [
         (
             "when_open = 'hold'",
-            &["parked", "7 days", "when_open = hold"][..],
+            &["kept back", "7 days", "when_open = hold"][..],
             true,
         ),
         (
             "when_open = 'hold', hold_for = NULL",
-            &["parked (when_open = hold)"],
+            &["kept back (when_open = hold)"],
             true,
         ),
         (

@@ -1,5 +1,5 @@
-//! What becomes of deliveries whose endpoint is left alone: held, skipped, failed, charged an attempt; and how long they
-//! are held.
+//! Deliveries of an endpoint whose breaker is open or that is paused: kept back, skipped, failed, charged an attempt; and
+//! how long they are kept back.
 
 use uuid::Uuid;
 use webhook_e2e::{Guarded, worker};
@@ -14,19 +14,19 @@ fn hold_keeps_everything_and_sends_it_in_order_when_the_breaker_closes() {
     guarded
         .database
         .execute("UPDATE webhook.endpoint SET max_in_flight = 1 WHERE name = 'orders'");
-    let parked = guarded.emit(10);
+    let kept_back = guarded.emit(10);
     guarded.let_the_worker_look();
-    guarded.assert_status(&parked, "PENDING");
+    guarded.assert_status(&kept_back, "PENDING");
     let untouched = "SELECT count(*) FROM webhook.delivery WHERE status = 'PENDING' AND attempts = 0 AND last_error IS NULL";
     assert_eq!(guarded.database.query_one_value::<i64>(untouched), 10);
 
     guarded.let_the_time_pass();
-    guarded.wait_for_status(&parked, "SENT");
+    guarded.wait_for_status(&kept_back, "SENT");
     guarded.wait_for_status(&waiting, "SENT");
     let (mut sent, retried) = (guarded.received(), waiting.len());
     sent.drain(..retried);
     sent.retain(|event| !waiting.contains(event));
-    assert_eq!(sent, parked);
+    assert_eq!(sent, kept_back);
 }
 
 // skip
@@ -113,7 +113,7 @@ fn skip_goes_on_while_the_probe_is_out() {
 }
 
 #[test]
-fn skip_recovers_by_itself_with_nothing_parked() {
+fn skip_recovers_by_itself_with_nothing_kept_back() {
     assert_recovers_by_itself("skip");
 }
 
@@ -153,7 +153,7 @@ fn fail_takes_retries_and_scheduled_deliveries_when_their_time_comes() {
 }
 
 #[test]
-fn fail_recovers_by_itself_with_nothing_parked() {
+fn fail_recovers_by_itself_with_nothing_kept_back() {
     assert_recovers_by_itself("fail");
 }
 
@@ -387,14 +387,14 @@ fn of_preset(preset: &str) -> Guarded {
 fn what_was_held_is_failed_when_the_policy_says_so() {
     let guarded = Guarded::with("when_open = 'hold'");
     guarded.open();
-    let parked = guarded.emit(5);
+    let kept_back = guarded.emit(5);
     guarded.let_the_worker_look();
-    guarded.assert_status(&parked, "PENDING");
+    guarded.assert_status(&kept_back, "PENDING");
     guarded
         .database
         .execute("UPDATE webhook.policy SET when_open = 'fail' WHERE name = 'guarded'");
     guarded.let_the_worker_look();
-    guarded.wait_for_status(&parked, "FAILED");
+    guarded.wait_for_status(&kept_back, "FAILED");
 }
 
 #[test]
@@ -403,9 +403,9 @@ fn a_paused_endpoint_holds_whatever_its_policy_says() {
         let guarded = Guarded::with(&format!("when_open = '{when_open}'"));
         guarded.open();
         guarded.database.execute("SELECT webhook_pause('orders')");
-        let parked = guarded.emit(5);
+        let kept_back = guarded.emit(5);
         guarded.let_the_worker_look();
-        guarded.assert_status(&parked, "PENDING");
+        guarded.assert_status(&kept_back, "PENDING");
         let attempts = "SELECT sum(attempts)::int FROM webhook.delivery WHERE event_type = 'order.created' AND created_at > (SELECT opened_at FROM webhook.breaker)";
         assert_eq!(guarded.database.query_one_value::<i32>(attempts), 0);
     }
@@ -414,17 +414,17 @@ fn a_paused_endpoint_holds_whatever_its_policy_says() {
 // hold_for
 
 #[test]
-fn parked_for_too_long_goes_to_the_dead_letters() {
-    for parked_by in [
+fn a_delivery_that_is_kept_back_for_too_long_goes_to_the_dead_letters() {
+    for kept_back_by in [
         "UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'orders'",
         "UPDATE webhook.endpoint SET disabled_at = now(), disabled_reason = 'by hand' WHERE name = 'orders'",
         "INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at)
          SELECT id, 'OPEN', 1, now(), now() + interval '1 h' FROM webhook.endpoint WHERE name = 'orders'",
     ] {
         let guarded = Guarded::with("hold_for = '50 ms'");
-        guarded.database.execute(parked_by);
-        let parked = guarded.emit(3);
-        guarded.wait_for_status(&parked, "FAILED");
+        guarded.database.execute(kept_back_by);
+        let kept_back = guarded.emit(3);
+        guarded.wait_for_status(&kept_back, "FAILED");
         let recorded = "SELECT count(*) FROM webhook.dead_letter WHERE last_error = 'expired' AND attempts = 0";
         assert_eq!(guarded.database.query_one_value::<i64>(recorded), 3);
         assert_eq!(guarded.requests().len(), 0);
@@ -432,7 +432,7 @@ fn parked_for_too_long_goes_to_the_dead_letters() {
 }
 
 #[test]
-fn only_what_has_been_due_and_parked_for_that_long_expires() {
+fn only_what_has_been_due_and_kept_back_for_that_long_expires() {
     let guarded = Guarded::with("hold_for = '1 h'");
     guarded.database.execute(
         "INSERT INTO webhook.policy (name, hold_for) VALUES ('for_ever', NULL);
