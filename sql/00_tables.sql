@@ -29,6 +29,7 @@ CREATE SCHEMA webhook;
 -- a look at the rows.
 CREATE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
 CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
+CREATE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
 -- For the CHECK of the queue, which every emit pays for; 31_moves.sql replaces it.
 CREATE FUNCTION webhook.may_be_queued(
     status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,
@@ -269,7 +270,9 @@ CREATE TABLE webhook.alert (
     is_own      boolean     NOT NULL DEFAULT false,                       -- an event of ours is the cause, so no other tells it
     deliveries  bigint      NOT NULL DEFAULT 1,
     event_ids   uuid[]      NOT NULL DEFAULT '{}',
-    raised_at   timestamptz NOT NULL DEFAULT now()
+    raised_at   timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT reason_of_its_kind CHECK (
+        CASE WHEN kind IN ('closed', 'disabled') THEN webhook.is_endpoint_reason(reason) ELSE webhook.is_reason(reason) END)
 )
     -- A queue too: a row stays for a second.
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

@@ -45,6 +45,8 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql
 -- As tables ask: 00_tables.sql has made them.
 CREATE OR REPLACE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
 CREATE OR REPLACE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.reasons() ? code;
+CREATE OR REPLACE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN webhook.endpoint_reasons() ? code;
 
 -- What last_error says where no attempt has left words of its own.
 CREATE OR REPLACE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');

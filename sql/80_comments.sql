@@ -102,6 +102,7 @@ COMMENT ON ROUTINE webhook.installation IS
     'The id of this installation, and the server that it was made for.';
 COMMENT ON ROUTINE webhook.instance_lock IS 'The first key of the advisory lock that a worker holds.';
 COMMENT ON ROUTINE webhook.is_at_rest IS 'Whether a success changes nothing of a breaker.';
+COMMENT ON ROUTINE webhook.is_endpoint_reason IS 'Whether a text is a reason code of endpoints.';
 COMMENT ON ROUTINE webhook.is_instance_alive IS 'Whether the worker of this number still runs.';
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_own IS 'Events of the extension itself: alerts and tests.';
@@ -410,7 +411,7 @@ COMMENT ON COLUMN webhook.breaker.test_event_id IS 'The event of webhook_test(),
 COMMENT ON COLUMN webhook.alert.id IS 'Number of the alert.';
 COMMENT ON COLUMN webhook.alert.endpoint_id IS 'The id of the endpoint.';
 COMMENT ON COLUMN webhook.alert.kind IS 'What happened: degraded, opened, closed, disabled or failed.';
-COMMENT ON COLUMN webhook.alert.reason IS 'Why it happened.';
+COMMENT ON COLUMN webhook.alert.reason IS 'Why it happened: a code of webhook.code.';
 COMMENT ON COLUMN webhook.alert.error IS 'What went wrong, as a sentence.';
 COMMENT ON COLUMN webhook.alert.is_own IS
     'Whether an event of ours is the cause; then no other one tells it.';

@@ -39,7 +39,8 @@ fn an_alert_fits_whatever_its_endpoint_has() {
         client
             .execute(
                 "INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)
-                 SELECT e.id, k, 'status', $1, 9000000000000000000, (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100))
+                 SELECT e.id, k, CASE WHEN k IN ('closed', 'disabled') THEN 'tripped' ELSE 'status' END, $1, 9000000000000000000,
+                        (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100))
                  FROM webhook.endpoint e, unnest('{degraded, opened, closed, disabled, failed}'::text[]) k WHERE tenant IS NOT NULL",
                 &[error],
             )

@@ -46,6 +46,7 @@ fn a_code_that_is_not_listed_is_refused() {
                     VALUES (gen_random_uuid(), 1, 'a', ";
     let attempt = "INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, duration_ms, finished_at, verdict, reason)
                    VALUES (gen_random_uuid(), 1, 1, 1, now(), ";
+    let alert = "INSERT INTO webhook.alert (endpoint_id, kind, reason) VALUES (1, ";
     for (good, bad) in [
         (
             format!(
@@ -80,6 +81,18 @@ fn a_code_that_is_not_listed_is_refused() {
         (
             "INSERT INTO webhook.breaker (endpoint_id, reason) VALUES (1, 'dns')".to_owned(),
             "INSERT INTO webhook.breaker (endpoint_id, reason) VALUES (2, 'DNS')".to_owned(),
+        ),
+        (
+            format!("{alert} 'opened', 'dns')"),
+            format!("{alert} 'opened', 'gone')"),
+        ),
+        (
+            format!("{alert} 'disabled', 'gone')"),
+            format!("{alert} 'disabled', 'dns')"),
+        ),
+        (
+            format!("{alert} 'closed', NULL)"),
+            format!("{alert} 'failed', 'late')"),
         ),
     ] {
         database.execute_as_engine(&good);
