@@ -10,8 +10,8 @@ CREATE OR REPLACE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTAB
     "late":    "the claim was over when the outcome came; the outcome is logged and changes nothing"
 }';
 
--- Why a delivery waits for another attempt, failed or was cancelled; why an attempt failed; what a breaker has last seen.
-CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
+-- Why an attempt failed; the sender's error beside it tells the details.
+CREATE OR REPLACE FUNCTION webhook.attempt_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "status":           "the endpoint answered with a status that is no success",
     "dns":              "the name of the host does not resolve, or not in time",
     "connect":          "the connection was refused, or the host cannot be reached",
@@ -21,7 +21,11 @@ CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABL
     "invalid_response": "the answer is not HTTP, or its headers exceed 16 kB",
     "blocked":          "the address, the port or plain http is not allowed",
     "invalid_request":  "the URL, a header, the secret or the template cannot be used",
-    "local":            "the worker itself was in trouble: memory, file descriptors, ports",
+    "local":            "the worker itself was in trouble: memory, file descriptors, ports"
+}';
+
+-- Why a delivery waits for another attempt, failed or was cancelled; what a breaker has last seen.
+CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN webhook.attempt_reasons() || jsonb '{
     "circuit_open":     "the circuit breaker was open, and the policy does not hold deliveries",
     "expired":          "expires_at has passed, or the endpoint kept the delivery back for longer than hold_for",
     "worker_lost":      "the worker ended before the attempt did",

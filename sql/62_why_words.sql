@@ -35,19 +35,14 @@ CREATE OR REPLACE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS te
     RETURN format('%s%s', array_to_string(patterns[1:10], ', '),
                   CASE WHEN cardinality(patterns) > 10 THEN format(' and %s more', cardinality(patterns) - 10) END);
 
--- What ended a delivery where it was no outcome of an attempt; any other error is that of the last attempt.
+-- What ended a delivery where it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
+-- not tell which of two times has passed.
 CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
     LANGUAGE sql STABLE
-    RETURN CASE d.reason
-        WHEN 'cancelled' THEN 'a person cancelled it'
-        WHEN 'endpoint_removed' THEN 'the endpoint was removed'
-        WHEN 'skipped' THEN 'the circuit breaker was open when the event was emitted (skipped, when_open = skip)'
-        WHEN 'coalesced' THEN 'a later event with the same coalesce_key took its place (coalesced)'
-        WHEN 'circuit_open' THEN 'the circuit breaker was open, and the policy did not let it wait (circuit_open)'
-        WHEN 'expired' THEN CASE WHEN d.expires_at <= d.completed_at
-                                 THEN format('it was not worth sending after %s, its expires_at (expired)', webhook.time_in_words(d.expires_at))
-                                 ELSE 'its endpoint kept it back for longer than hold_for of the policy (expired)' END
-        WHEN 'redacted' THEN 'its event was redacted'
-        WHEN 'worker_lost' THEN 'the worker ended before the attempt did (worker_lost)'
-        ELSE d.last_error
+    RETURN CASE
+        WHEN d.reason IS NULL OR webhook.attempt_reasons() ? d.reason THEN d.last_error
+        WHEN d.reason = 'expired' AND d.expires_at <= d.completed_at
+        THEN format('its expires_at, %s, has passed (expired)', webhook.time_in_words(d.expires_at))
+        WHEN d.reason = 'expired' THEN 'its endpoint kept it back for longer than hold_for of the policy (expired)'
+        ELSE format('%s (%s)', webhook.reasons() ->> d.reason, d.reason)
     END;

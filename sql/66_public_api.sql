@@ -104,6 +104,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'watch_definitions', 'emit', 'The triggers that a watch would make.'),
             ('part', 'watch_triggers', 'emit', 'The triggers that webhook_watch() has made for the table.'),
             ('part', 'address', 'read', 'The address of an endpoint: its name, or tenant/name.'),
+            ('part', 'attempt_reasons', 'read', 'Reason codes of attempts, and what each means.'),
             ('part', 'awaits_its_time', 'read',
              'Whether nothing of its own but time keeps a delivery back: it is neither in flight nor parked nor behind another.'),
             ('part', 'count_limit', 'read',

@@ -248,7 +248,7 @@ fn what_ended_without_an_answer_says_why() {
             &["breaker was open", "when_open = skip"],
         ),
         ("CANCELLED", "coalesced", &["coalesce_key"]),
-        ("CANCELLED", "endpoint_removed", &["was removed"]),
+        ("CANCELLED", "endpoint_removed", &["removed the endpoint"]),
         ("CANCELLED", "redacted", &["redacted"]),
         ("FAILED", "circuit_open", &["breaker was open"]),
         ("FAILED", "expired", &["hold_for"]),
