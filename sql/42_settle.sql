@@ -28,17 +28,22 @@ CREATE OR REPLACE FUNCTION webhook.settle(
 #variable_conflict use_column
 DECLARE
     logs_success boolean := webhook.setting('keep_attempts') = 'all';
+    endpoints int[];
+    policies webhook.policy[];
     outcomes webhook.outcome[];
     all_succeeded boolean;
     all_are_kept boolean;
     handed_back int[];
 BEGIN
+    -- Read each policy once. The endpoints are in order, so that a search by halves finds the policy of an outcome: a join
+    -- without an index would compare every outcome with every endpoint.
+    SELECT array_agg(id ORDER BY id), array_agg(shared.policy ORDER BY id) INTO endpoints, policies
+    FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(batch.endpoint_id) AS endpoint_ids
+          FROM (SELECT DISTINCT i.endpoint_id FROM unnest(endpoint_ids) AS i (endpoint_id)) batch
+          LEFT JOIN webhook.endpoint e ON e.id = batch.endpoint_id
+          GROUP BY e.policy) shared, unnest(shared.endpoint_ids) AS id;
+
     -- Lock the deliveries, and judge each outcome once.
-    WITH rule AS MATERIALIZED (
-        SELECT batch.endpoint_id, webhook.policy_of(e.policy) AS policy
-        FROM (SELECT DISTINCT i.endpoint_id FROM unnest(endpoint_ids) AS i (endpoint_id)) batch
-        LEFT JOIN webhook.endpoint e ON e.id = batch.endpoint_id
-    )
     SELECT array_agg(ROW(j.event_id, j.endpoint_id, j.claim_seq, j.status_code, j.error, j.excerpt, j.duration_ms, j.ended_at,
                          j.ordinal, (j.judgement).verdict, (j.judgement).status, (j.judgement).next_attempt_at,
                          (j.judgement).reason, j.row_id, j.event_type, j.attempts, j.created_at, j.keep_sent)::webhook.outcome)
@@ -65,7 +70,7 @@ BEGIN
                     durations_ms, ages_ms) WITH ORDINALITY
             AS o (event_id, endpoint_id, claim_seq, status_code, failure, error, excerpt, retry_after_s, duration_ms,
                   age_ms, ordinal)
-        JOIN rule r ON r.endpoint_id = o.endpoint_id
+        CROSS JOIN LATERAL (SELECT policies[width_bucket(o.endpoint_id, endpoints)] AS policy OFFSET 0) r
         CROSS JOIN LATERAL (SELECT now() - make_interval(secs => greatest(o.age_ms, 0) / 1000) AS ended_at) e
         LEFT JOIN LATERAL (
             SELECT q.ctid AS row_id, q.event_type, q.attempts, q.max_attempts, q.created_at FROM webhook.delivery_queue q
