@@ -25,7 +25,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build script install run demo test lint unit e2e upgradetest reference bench package clean venv
+.PHONY: help setup build script install run demo test lint unit e2e upgradetest reference api bench package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by defau
 
 reference: install ## write docs/reference.md from the catalogs
 	cargo run --quiet --package webhook-e2e --bin reference >docs/reference.md
+
+api: install ## with a release: freeze public names and signatures, which only grow from then on
+	cargo run --quiet --package webhook-e2e --bin reference api >pgrx-tests/api-$(basename $(VERSION)).txt
 
 bench: install ## what emitting costs, commit to receipt on an idle server, what retention costs delivery
 	cargo run --release --quiet --package webhook-e2e --bin emit

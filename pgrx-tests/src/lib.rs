@@ -18,6 +18,7 @@ pub mod random;
 pub mod raw_receiver;
 pub mod receiver;
 pub mod reference;
+pub mod released;
 pub mod story;
 pub mod template;
 pub mod verifier;

@@ -48,6 +48,7 @@ mod probe;
 mod reasons;
 mod recovery;
 mod redaction;
+mod released;
 mod replaying;
 mod restore;
 mod retention;
