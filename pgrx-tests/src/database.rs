@@ -161,6 +161,17 @@ impl Database {
         emit(&mut self.connect(), event_type, payload)
     }
 
+    /// Nothing is sent until `resume_all()`.
+    #[track_caller]
+    pub fn pause_all(&self) {
+        self.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    }
+
+    #[track_caller]
+    pub fn resume_all(&self) {
+        self.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    }
+
     /// The status of the event's deliveries; several different ones are joined by commas.
     #[track_caller]
     pub fn delivery_status(&self, event_id: Uuid) -> Option<String> {

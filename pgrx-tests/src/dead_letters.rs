@@ -21,7 +21,7 @@ pub fn paused_database() -> Database {
     for name in ["a", "b"] {
         database.add_endpoint(name, &Receiver::closed_url());
     }
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    database.pause_all();
     database
 }
 

@@ -98,6 +98,18 @@ pub struct Outcome {
     pub age_ms: f64,
 }
 
+/// Errors that a policy may list in retry_errors.
+pub const RETRIABLE_ERRORS: [&str; 6] = [
+    "dns",
+    "connect",
+    "timeout",
+    "tls",
+    "reset",
+    "invalid_response",
+];
+/// Errors that are never retried by a policy, or are none of the endpoint's.
+pub const OTHER_ERRORS: [&str; 4] = ["blocked", "invalid_request", "local", "released"];
+
 /// An attempt that ended then has a retry that is due, whatever its policy.
 pub const LONG_AGO: f64 = 1e12;
 

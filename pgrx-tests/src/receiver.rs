@@ -51,6 +51,11 @@ impl Request {
     }
 }
 
+/// The events of these requests, in their order.
+pub fn ids(requests: &[Request]) -> Vec<Uuid> {
+    requests.iter().map(Request::event_id).collect()
+}
+
 #[derive(Clone, Debug)]
 pub struct Answer {
     status: u16,

@@ -59,7 +59,7 @@ fn it_makes_deliveries_of_what_matches_now_and_nothing_the_second_time() {
         &Receiver::closed_url(),
         "'{order.*, !order.draft, webhook.*}', filter => '$.data.total > 100'",
     );
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    database.pause_all();
 
     let (mut session, notices) = listening_session(&database);
     for made in [2, 0] {

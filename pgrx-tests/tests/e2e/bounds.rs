@@ -203,7 +203,7 @@ fn a_long_queue_of_a_removed_endpoint_ends_as_its_removal_has_said() {
         let database = cluster.database("removal");
         let mut client = database.connect();
         database.add_endpoint("orders", "http://127.0.0.1:9/");
-        database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+        database.pause_all();
         database.execute(&format!(
             "SELECT count(*) FROM webhook_emit_many('order.created', array_fill('{{}}'::jsonb, ARRAY[{QUEUED}]))"
         ));

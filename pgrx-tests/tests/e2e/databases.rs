@@ -199,7 +199,7 @@ fn create_database_from_template_is_not_blocked() {
     let source = cluster.database("source");
     let receiver = Receiver::start();
     source.add_endpoint("orders", &receiver.url("/orders"));
-    source.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    source.pause_all();
     let kept_back = source.emit("order.created", json!({}));
     let name = format!("{}_copy", source.name());
     run(
@@ -209,7 +209,7 @@ fn create_database_from_template_is_not_blocked() {
     let copy = cluster.existing_database(&name);
 
     // The copy's endpoint is not paused any more, only held; one of its own is served.
-    copy.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    copy.resume_all();
     copy.add_endpoint("marker", &receiver.url("/marker"));
     let marker = copy.emit("marker", json!({}));
     receiver.wait_for_requests_to("/marker", 1);
@@ -219,7 +219,7 @@ fn create_database_from_template_is_not_blocked() {
     assert_eq!(state, "held");
     assert!(reason.contains("webhook_adopt()"), "{reason}");
 
-    source.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    source.resume_all();
     source.wait_for_status(kept_back, "SENT");
     assert_eq!(receiver.requests_to("/orders").len(), 1);
 

@@ -8,55 +8,35 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use postgres::Row;
 use serde_json::json;
 use uuid::Uuid;
+use webhook_e2e::receiver::ids;
 use webhook_e2e::verifier::verify_signature;
-use webhook_e2e::{Answer, Cluster, Database, Receiver, Request, wait};
+use webhook_e2e::{Answer, Cluster, Database, Receiver, wait};
 
-fn database() -> Database {
+pub(super) fn database() -> Database {
     Cluster::shared().database("delivery")
 }
 
 /// With an endpoint at the receiver's `/`, which gets every event.
-fn database_and_receiver() -> (Database, Receiver) {
+pub(super) fn database_and_receiver() -> (Database, Receiver) {
     let (database, receiver) = (database(), Receiver::start());
     database.add_endpoint("all", &receiver.url("/"));
     (database, receiver)
 }
 
-fn cluster_that_never_polls() -> Cluster {
+pub(super) fn cluster_that_never_polls() -> Cluster {
     let never = "webhook.poll_interval = '1h'";
     Cluster::builder().setting(never).start()
 }
 
 /// The only delivery of the event.
-fn delivery(database: &Database, event: Uuid) -> Row {
+pub(super) fn delivery(database: &Database, event: Uuid) -> Row {
     let query = "SELECT * FROM webhook.delivery WHERE event_id = $1";
     database.connect().query_one(query, &[&event]).unwrap()
 }
 
-fn attempts(database: &Database, event: Uuid) -> Vec<Row> {
+pub(super) fn attempts(database: &Database, event: Uuid) -> Vec<Row> {
     let query = "SELECT * FROM webhook.attempt WHERE event_id = $1 ORDER BY claim_seq";
     database.connect().query(query, &[&event]).unwrap()
-}
-
-/// An event that failed for good, at a receiver that has recovered since.
-fn failed_event(database: &Database, receiver: &Receiver, event_type: &str) -> Uuid {
-    receiver.respond("/", |_, _| Answer::status(500));
-    let event = database.emit(event_type, json!({}));
-    database.wait_for_status(event, "FAILED");
-    receiver.respond("/", |_, _| Answer::status(200));
-    event
-}
-
-fn pause(database: &Database) {
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
-}
-
-fn resume(database: &Database) {
-    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
-}
-
-fn ids(requests: &[Request]) -> Vec<Uuid> {
-    requests.iter().map(Request::event_id).collect()
 }
 
 #[test]
@@ -307,132 +287,6 @@ fn failed_delivery_lands_in_dead_letter() {
 }
 
 #[test]
-fn manual_update_resends() {
-    let (database, receiver) = database_and_receiver();
-    let event = failed_event(&database, &receiver, "order.created");
-    pause(&database);
-    database.execute(&format!(
-        "UPDATE webhook.delivery SET status = 'PENDING' WHERE event_id = '{event}'"
-    ));
-
-    let row = delivery(&database, event);
-    assert_eq!(row.get::<_, i32>("attempts"), 0);
-    assert_eq!(row.get::<_, Option<&str>>("last_error"), None);
-    assert_eq!(row.get::<_, Option<i32>>("last_status_code"), None);
-    assert_eq!(row.get::<_, Option<SystemTime>>("completed_at"), None);
-
-    resume(&database);
-    database.wait_for_status(event, "SENT");
-    assert_eq!(ids(&receiver.requests()), [event; 4]);
-    assert_eq!(receiver.requests()[3].header("x-webhook-retry"), "0");
-}
-
-#[test]
-fn manual_update_resends_all_of_a_type_at_once() {
-    let cluster = cluster_that_never_polls();
-    let (database, receiver) = (cluster.database("manual"), Receiver::start());
-    database.add_endpoint("all", &receiver.url("/"));
-    let orders = [(); 2].map(|()| failed_event(&database, &receiver, "order.created"));
-    let invoice = failed_event(&database, &receiver, "invoice.created");
-    database.execute(
-        "UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'FAILED' AND event_type = 'order.created'",
-    );
-    for order in orders {
-        database.wait_for_status(order, "SENT");
-    }
-    assert_eq!(database.delivery_status(invoice).as_deref(), Some("FAILED"));
-}
-
-#[test]
-fn a_manual_update_keeps_the_attempts_and_time_that_it_sets() {
-    let (database, receiver) = database_and_receiver();
-    let event = failed_event(&database, &receiver, "order.created");
-    database.execute(
-        "UPDATE webhook.delivery SET status = 'PENDING', attempts = 2, next_attempt_at = '2200-01-01 00:00Z'",
-    );
-    let kept: bool = database.query_one_value(
-        "SELECT status = 'PENDING' AND attempts = 2 AND next_attempt_at = '2200-01-01 00:00Z' FROM webhook.delivery",
-    );
-    assert!(kept);
-
-    receiver.respond("/", |_, _| Answer::status(500));
-    database.execute("UPDATE webhook.delivery SET next_attempt_at = now()");
-    database.wait_for_status(event, "FAILED");
-    assert_eq!(receiver.request_count(), 4, "one attempt was left");
-}
-
-#[test]
-fn what_was_sent_can_be_sent_again() {
-    let (database, receiver) = database_and_receiver();
-    let event = database.emit("order.created", json!({}));
-    database.wait_for_status(event, "SENT");
-    database.execute("UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'SENT'");
-    receiver.wait_for_requests(2);
-    database.wait_for_status(event, "SENT");
-    assert_eq!(ids(&receiver.requests()), [event; 2]);
-}
-
-#[test]
-fn update_of_a_leaf_by_name_is_refused() {
-    let database = database();
-    for leaf in ["delivery_queue", "delivery_history", "dead_letter"] {
-        let refusal = database.refusal(&format!("UPDATE webhook.{leaf} SET status = 'PENDING'"));
-        assert_eq!(refusal.code().code(), "55000");
-        let hint = refusal.hint().unwrap_or_default();
-        assert!(hint.contains("UPDATE webhook.delivery "), "{leaf}: {hint}");
-    }
-}
-
-#[test]
-fn an_impossible_manual_update_is_refused() {
-    let (database, receiver) = database_and_receiver();
-    failed_event(&database, &receiver, "order.created");
-    let sent = database.emit("order.paid", json!({}));
-    database.wait_for_status(sent, "SENT");
-    pause(&database);
-    database.emit("order.shipped", json!({}));
-    let cases = [
-        "status = 'SENT' WHERE status = 'FAILED'",
-        "status = 'SENT' WHERE status = 'PENDING'",
-        "status = 'SENDING' WHERE status = 'FAILED'",
-        "status = 'SENDING' WHERE status = 'PENDING'",
-        "status = 'FAILED' WHERE status = 'PENDING'",
-        "status = 'FAILED' WHERE status = 'SENT'",
-        "status = 'CANCELLED' WHERE status = 'SENT'",
-        "event_id = gen_random_uuid() WHERE status = 'FAILED'",
-        "endpoint_id = 7 WHERE status = 'FAILED'",
-        "event_type = 'other' WHERE status = 'FAILED'",
-        "claim_seq = 0 WHERE status = 'FAILED'",
-    ];
-    for change in cases {
-        let refusal = database.refusal(&format!("UPDATE webhook.delivery SET {change}"));
-        assert_eq!(refusal.code().code(), "55000", "{change}");
-        assert!(refusal.hint().is_some(), "{change}");
-    }
-}
-
-#[test]
-fn manual_cancel() {
-    let (database, receiver) = (database(), Receiver::start());
-    database.add_endpoint_with("all", &receiver.url("/"), "max_in_flight => 1");
-    pause(&database);
-    let event = database.emit("order.created", json!({}));
-    database.execute("UPDATE webhook.delivery SET status = 'CANCELLED'");
-    let row = delivery(&database, event);
-    assert_eq!(row.get::<_, &str>("last_error"), "cancelled");
-    assert!(row.get::<_, Option<SystemTime>>("completed_at").is_some());
-
-    resume(&database);
-    let marker = database.emit("marker", json!({}));
-    receiver.wait_for_event(marker);
-    assert_eq!(ids(&receiver.requests()), [marker]);
-    assert_eq!(
-        database.delivery_status(event).as_deref(),
-        Some("CANCELLED")
-    );
-}
-
-#[test]
 fn sent_rows_carry_code_duration_and_completion() {
     let (database, receiver) = database_and_receiver();
     receiver.respond("/", |_, _| Answer::status(204));
@@ -618,10 +472,10 @@ fn paused_endpoints_and_a_stream_of_commits_do_not_hide_an_endpoint() {
 #[test]
 fn a_delivery_whose_event_was_deleted_fails_and_says_so() {
     let (database, receiver) = database_and_receiver();
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
+    database.pause_all();
     let event = database.emit("order.created", json!({}));
     database.execute("DELETE FROM webhook.event");
-    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    database.resume_all();
     database.wait_for_status(event, "FAILED");
     let error: String = database.query_one_value("SELECT last_error FROM webhook.dead_letter");
     assert_eq!(error, "the event was deleted or redacted");

@@ -119,7 +119,7 @@ fn disabled_hides_paused_hides_open_and_none_of_them_is_probed() {
 
     database.execute("UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL");
     assert_that(&database, "orders", &paused);
-    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    database.resume_all();
     assert_that(&database, "orders", &open);
 }
 

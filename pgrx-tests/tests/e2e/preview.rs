@@ -92,14 +92,6 @@ fn verify(secret: &str, preview: &Preview, request: &Request) -> Result<(), Stri
     verify_signature(secret, &previewed)
 }
 
-fn pause(database: &Database) {
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
-}
-
-fn resume(database: &Database) {
-    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
-}
-
 #[test]
 fn a_preview_is_what_the_receiver_then_gets() {
     let (database, receiver) = (database(), Receiver::start());
@@ -112,14 +104,14 @@ fn a_preview_is_what_the_receiver_then_gets() {
     database.execute(&format!(
         "INSERT INTO webhook.secret (endpoint_id, secret) SELECT id, '{other}' FROM webhook.endpoint"
     ));
-    pause(&database);
+    database.pause_all();
     let event: Uuid = database.query_one_value(
         "SELECT webhook_emit('order.created', '{\"name\": \"Zoë\", \"n\": 12345678901234567890.10}')",
     );
     let preview = preview(&database, event, "shop");
     assert_eq!(receiver.request_count(), 0);
 
-    resume(&database);
+    database.resume_all();
     let request = receiver.wait_for_event(event);
     assert_same(&preview, &request, &receiver);
     assert_eq!(preview.headers["x-key"], "one, two");
@@ -197,7 +189,7 @@ fn an_endpoint_without_a_secret_gets_the_one_that_it_keeps() {
     ));
     let event = database.emit("order.created", json!({}));
     let preview = preview(&database, event, "plain");
-    resume(&database);
+    database.resume_all();
     let request = receiver.wait_for_event(event);
     let secret: String = database.query_one_value("SELECT secret FROM webhook.secret");
     assert_eq!(verify(&secret, &preview, &request), Ok(()));

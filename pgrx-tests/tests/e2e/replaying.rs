@@ -9,7 +9,8 @@ use webhook_e2e::dead_letters::{
     bury, bury_again, bury_many, call, count, database, listening_session, only_row,
     paused_database, rows_read, statuses, told, wait_for_statuses,
 };
-use webhook_e2e::{Answer, Receiver, Request};
+use webhook_e2e::receiver::ids;
+use webhook_e2e::{Answer, Receiver};
 
 #[test]
 fn replay_sends_what_failed_again_from_the_start() {
@@ -481,8 +482,4 @@ fn replay_all_in_a_transaction_block_changes_nothing_and_says_why() {
     );
     session.batch_execute("COMMIT").unwrap();
     assert_eq!(statuses(&database, event), "a FAILED");
-}
-
-fn ids(requests: &[Request]) -> Vec<Uuid> {
-    requests.iter().map(Request::event_id).collect()
 }

@@ -40,7 +40,7 @@ fn restored_copy_is_held_until_adopted(restore: impl Fn(&Cluster, &Database, &Da
     assert_eq!(contents(&copy), contents(&source));
 
     // The endpoint is not paused any more, only held; one of the copy's own is served.
-    copy.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    copy.resume_all();
     let new_id: i32 = copy.query_one_value(&format!(
         "SELECT id FROM webhook_set_endpoint('marker', '{}', event_types => '{{marker}}')",
         receiver.url("/marker")
@@ -104,7 +104,7 @@ fn a_dump_is_restored_where_the_networks_of_its_endpoints_are_forbidden() {
     dump_and_restore((&cluster, &source), (&cluster, &copy));
     assert_eq!(contents(&copy), contents(&source));
 
-    copy.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    copy.resume_all();
     copy.execute("SELECT webhook_adopt()");
     copy.wait_for_status(pending, "FAILED");
     let error: String = copy.query_one_value(&format!(

@@ -1,10 +1,9 @@
 //! What is kept for how long, and that nothing goes which somebody still needs.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use postgres::Client;
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
@@ -34,7 +33,7 @@ const PAST: &str = "
     $$";
 
 /// A database with one endpoint, which gets nothing but what has `type` of its own.
-fn database(cluster: &Cluster, receiver: &Receiver) -> Database {
+pub(super) fn database(cluster: &Cluster, receiver: &Receiver) -> Database {
     let database = cluster.database("retention");
     database.execute(PAST);
     database.add_endpoint_with(
@@ -46,7 +45,7 @@ fn database(cluster: &Cluster, receiver: &Receiver) -> Database {
 }
 
 /// Ends what the other threads do, also when this one fails.
-struct AtTheEnd<'a>(&'a AtomicBool);
+pub(super) struct AtTheEnd<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for AtTheEnd<'_> {
     fn drop(&mut self) {
@@ -57,7 +56,7 @@ impl Drop for AtTheEnd<'_> {
 /// Waits until a worker has looked at everything once more. A new one begins with that, and looks at counters when it has come
 /// to the end.
 #[track_caller]
-fn wait_for_a_sweep(database: &Database) {
+pub(super) fn wait_for_a_sweep(database: &Database) {
     let earlier = worker::pid(database);
     worker::terminate(database, earlier);
     worker::successor(database, earlier);
@@ -72,7 +71,7 @@ fn wait_for_a_sweep(database: &Database) {
 }
 
 #[track_caller]
-fn wait_until(database: &Database, sql: &str) {
+pub(super) fn wait_until(database: &Database, sql: &str) {
     let mut client = database.connect();
     wait::until_within(SWEEP, sql, || {
         let answer: bool = client.query_one(sql, &[]).unwrap().get(0);
@@ -82,7 +81,7 @@ fn wait_until(database: &Database, sql: &str) {
 
 /// Events, deliveries and attempts that there are of these events.
 #[track_caller]
-fn rows_of(database: &Database, events: &[Uuid]) -> (i64, i64, i64) {
+pub(super) fn rows_of(database: &Database, events: &[Uuid]) -> (i64, i64, i64) {
     let row = (database.connect()).query_one(
         "SELECT (SELECT count(*) FROM webhook.event WHERE id = ANY ($1)),
                 (SELECT count(*) FROM webhook.delivery WHERE event_id = ANY ($1)),
@@ -93,7 +92,7 @@ fn rows_of(database: &Database, events: &[Uuid]) -> (i64, i64, i64) {
     (row.get(0), row.get(1), row.get(2))
 }
 
-fn past(database: &Database, ended: &str, age: &str) -> Uuid {
+pub(super) fn past(database: &Database, ended: &str, age: &str) -> Uuid {
     database.query_one_value(&format!("SELECT past('{ended}', '{age}')"))
 }
 
@@ -387,73 +386,8 @@ fn the_outcome_of_a_test_stays_for_its_caller() {
     assert_eq!(left.get::<_, i64>(1), 2);
 }
 
-#[test]
-fn what_somebody_has_locked_is_passed_over_and_goes_later() {
-    let mut cluster = cluster_that_keeps_everything();
-    let receiver = Receiver::start();
-    let database = database(&cluster, &receiver);
-    let mut person = database.connect();
-    let mut transaction = person.transaction().unwrap();
-    let locked = [
-        ("delivery_history", "event_id", "past('SENT', '8 days')"),
-        ("dead_letter", "event_id", "past('FAILED', '31 days')"),
-        ("attempt", "event_id", "past('SENT', '8 days')"),
-        ("event", "id", "past_event('8 days')"),
-    ]
-    .map(|(table, key, insert)| {
-        let event: Uuid = database.query_one_value(&format!("SELECT {insert}"));
-        let lock = format!("SELECT FROM webhook.{table} WHERE {key} = $1 FOR UPDATE");
-        transaction.query_one(&lock, &[&event]).unwrap();
-        event
-    });
-    let others: Vec<Uuid> = (0..300)
-        .map(|_| past(&database, "SENT", "8 days"))
-        .collect();
-    keep_as_by_default(&mut cluster);
-
-    wait_for_a_sweep(&database);
-    let worker = worker::pid(&database);
-    assert_eq!(rows_of(&database, &others), (0, 0, 0));
-    let [history, dead_letter, attempt, event] = locked;
-    assert_eq!(rows_of(&database, &[history, dead_letter]), (2, 2, 2));
-    // The delivery is gone; what is left of it keeps its event.
-    assert_eq!(rows_of(&database, &[attempt]), (1, 0, 1));
-    assert_eq!(rows_of(&database, &[event]), (1, 0, 0));
-    let emitted = database.emit("order.created", json!({}));
-    database.wait_for_status(emitted, "SENT");
-
-    transaction.rollback().unwrap();
-    wait_until(
-        &database,
-        "SELECT NOT EXISTS (SELECT FROM webhook.event WHERE event_type = 'past.event')",
-    );
-    assert_eq!(rows_of(&database, &locked), (0, 0, 0));
-    assert_eq!(worker::pid(&database), worker);
-    assert_eq!(worker::complaints(&cluster, worker), Vec::<String>::new());
-}
-
-#[test]
-fn a_table_that_somebody_has_locked_is_passed_over_quietly() {
-    let mut cluster = cluster_that_keeps_everything();
-    let database = database(&cluster, &Receiver::start());
-    let event = past(&database, "SENT", "8 days");
-    let mut person = database.connect();
-    let mut transaction = person.transaction().unwrap();
-    transaction
-        .batch_execute("LOCK TABLE webhook.event IN SHARE MODE")
-        .unwrap();
-    let worker = worker::pid(&database);
-    keep_as_by_default(&mut cluster);
-    wait_for_looks(worker);
-    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
-
-    transaction.rollback().unwrap();
-    wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
-    assert_eq!(worker::complaints(&cluster, worker), Vec::<String>::new());
-}
-
 /// The worker has woken several times, though nothing has happened.
-fn wait_for_looks(worker: i32) {
+pub(super) fn wait_for_looks(worker: i32) {
     let sleeps = worker::sleeps(worker);
     wait::until_within(SWEEP, "the worker to look", || {
         match worker::sleeps(worker) - sleeps {
@@ -463,161 +397,16 @@ fn wait_for_looks(worker: i32) {
     });
 }
 
-fn cluster_that_keeps_everything() -> Cluster {
+pub(super) fn cluster_that_keeps_everything() -> Cluster {
     Cluster::builder()
         .setting("webhook.retention_sent = -1")
         .setting("webhook.retention_failed = -1")
         .start()
 }
 
-fn keep_as_by_default(cluster: &mut Cluster) {
+pub(super) fn keep_as_by_default(cluster: &mut Cluster) {
     cluster.configure("webhook.retention_sent = '7d'\nwebhook.retention_failed = '30d'");
     cluster.reload();
-}
-
-#[test]
-fn a_delivery_that_is_being_sent_again_keeps_its_event() {
-    let mut cluster = cluster_that_keeps_everything();
-    let receiver = Receiver::start();
-    let database = database(&cluster, &receiver);
-    let endings = [
-        ("SENT", "8 days"),
-        ("CANCELLED", "8 days"),
-        ("FAILED", "31 days"),
-    ];
-    let events = endings.map(|(ended, age)| past(&database, ended, age));
-    let rolled_back = endings.map(|(ended, age)| past(&database, ended, age));
-
-    let requeue = "SELECT webhook.requeue($1, array_fill((SELECT min(id) FROM webhook.endpoint), ARRAY[3]), '{SENT, CANCELLED, FAILED}')";
-    let (mut person, mut hesitant) = (database.connect(), database.connect());
-    let mut sent_again = person.transaction().unwrap();
-    let mut given_up = hesitant.transaction().unwrap();
-    for (transaction, events) in [(&mut sent_again, &events), (&mut given_up, &rolled_back)] {
-        let moved = transaction.query_one(requeue, &[&events.as_slice()]);
-        assert_eq!(moved.unwrap().get::<_, i64>(0), 3);
-    }
-    keep_as_by_default(&mut cluster);
-    wait_for_a_sweep(&database);
-    assert_eq!(rows_of(&database, &events), (3, 3, 3));
-    sent_again.commit().unwrap();
-    for event in events {
-        receiver.wait_for_event(event);
-        database.wait_for_status(event, "SENT");
-    }
-    given_up.rollback().unwrap();
-    wait_for_a_sweep(&database);
-    assert_eq!(rows_of(&database, &rolled_back), (0, 0, 0));
-    assert_eq!(rows_of(&database, &events).0, 3);
-}
-
-/// People send again what is about to go, one moment before or after, while several sessions remove it.
-#[test]
-fn sending_again_and_removing_at_the_same_time_loses_no_event() {
-    const EVENTS: i64 = 4_000;
-    let (ended, met) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let receiver = Receiver::start();
-    let cluster = cluster_that_keeps_everything();
-    let database = database(&cluster, &receiver);
-    database.add_endpoint_with(
-        "other",
-        &receiver.url("/other"),
-        "'{order.*}', policy => 'fast'",
-    );
-    for ended in ["SENT", "FAILED"] {
-        database.execute(&format!(
-            "SELECT past_delivery(event, e.id, '{ended}', '40 days' - n * interval '1 s')
-             FROM (SELECT n, past_event('40 days') AS event FROM generate_series(1, {EVENTS} / 2) n OFFSET 0) v,
-                  webhook.endpoint e"
-        ));
-    }
-    database.execute("ANALYZE webhook.delivery_history, webhook.dead_letter");
-    let sent_again: Vec<(Uuid, i32)> = thread::scope(|scope| {
-        let end = AtTheEnd(&ended);
-        let removers: Vec<_> = (0..2)
-            .map(|_| scope.spawn(|| remove_everything(&met, &mut database.connect())))
-            .collect();
-        let people: Vec<_> = ["delivery_history", "dead_letter"]
-            .into_iter()
-            .flat_map(|leaf| [leaf, leaf])
-            .map(|leaf| {
-                let (database, ended, met) = (&database, &ended, &met);
-                scope.spawn(move || send_again_until(ended, met, leaf, &mut database.connect()))
-            })
-            .collect();
-        for remover in removers {
-            remover.join().unwrap();
-        }
-        drop(end);
-        (people.into_iter())
-            .flat_map(|person| person.join().unwrap())
-            .collect()
-    });
-    assert!(sent_again.len() >= MEETINGS, "{} met", sent_again.len());
-    let kept: i64 = database.query_one_value("SELECT count(*) FROM webhook.event");
-    assert!(kept < EVENTS, "nothing was removed");
-
-    wait_until(&database, "SELECT queued = 0 FROM webhook_status()");
-    let mut client = database.connect();
-    for (event, endpoint) in &sent_again {
-        let is_there =
-            "SELECT d.status FROM webhook.delivery d JOIN webhook.event v ON v.id = d.event_id
-                        WHERE d.event_id = $1 AND d.endpoint_id = $2";
-        let row = client.query_opt(is_there, &[event, endpoint]).unwrap();
-        let status: Option<String> = row.map(|row| row.get(0));
-        assert_eq!(status.as_deref(), Some("SENT"), "{event} to {endpoint}");
-    }
-}
-
-/// So many of what is about to go are sent again.
-const MEETINGS: usize = 101;
-
-/// Steps as the worker makes them, until the last event; each when somebody has met the ones before it.
-fn remove_everything(met: &AtomicUsize, client: &mut Client) {
-    client
-        .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")
-        .unwrap();
-    let mut event_after: Option<Uuid> = None;
-    for steps in 0.. {
-        wait::until_true("people to send again", || {
-            met.load(Ordering::SeqCst) >= MEETINGS.min(steps)
-        });
-        let step = "SELECT more, event_after FROM webhook.expire(10, NULL, NULL, $1, NULL)";
-        let row = client.query_one(step, &[&event_after]).unwrap();
-        event_after = row.get(1);
-        if !row.get::<_, bool>(0) {
-            return;
-        }
-    }
-}
-
-/// Takes one of the oldest, again and again, and says which were still there.
-fn send_again_until(
-    ended: &AtomicBool,
-    met: &AtomicUsize,
-    leaf: &str,
-    client: &mut Client,
-) -> Vec<(Uuid, i32)> {
-    let oldest = format!(
-        "SELECT event_id, endpoint_id FROM webhook.{leaf}
-         WHERE completed_at < now() - interval '30 days' ORDER BY completed_at OFFSET 20 * random() LIMIT 1"
-    );
-    let oldest = client.prepare(&oldest).unwrap();
-    let requeue =
-        "SELECT webhook.requeue(ARRAY[$1::uuid], ARRAY[$2::int], '{SENT, CANCELLED, FAILED}')";
-    let requeue = client.prepare(requeue).unwrap();
-    let mut sent_again = Vec::new();
-    while !ended.load(Ordering::SeqCst) {
-        let Some(row) = client.query_opt(&oldest, &[]).unwrap() else {
-            continue;
-        };
-        let delivery: (Uuid, i32) = (row.get(0), row.get(1));
-        let moved = client.query_one(&requeue, &[&delivery.0, &delivery.1]);
-        if moved.unwrap().get::<_, i64>(0) == 1 {
-            sent_again.push(delivery);
-            met.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-    sent_again
 }
 
 #[test]
@@ -714,190 +503,6 @@ fn a_read_only_server_removes_nothing_and_says_nothing() {
     cluster.configure("default_transaction_read_only = off");
     cluster.reload();
     wait_until(&database, "SELECT NOT EXISTS (SELECT FROM webhook.event)");
-}
-
-#[test]
-fn trouble_with_retention_is_reported_and_delivery_goes_on() {
-    let receiver = Receiver::start();
-    let database = database(Cluster::shared(), &receiver);
-    database.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''kept by audit''; END';
-         CREATE TRIGGER refuse BEFORE DELETE ON webhook.delivery_history FOR EACH ROW EXECUTE FUNCTION refuse()",
-    );
-    let event = past(&database, "SENT", "8 days");
-    wait_until(
-        &database,
-        "SELECT coalesce(last_error = 'kept by audit', false) FROM webhook_status()",
-    );
-    let emitted = database.emit("order.created", json!({}));
-    database.wait_for_status(emitted, "SENT");
-    assert_eq!(rows_of(&database, &[event]), (1, 1, 1));
-
-    database.execute("DROP TRIGGER refuse ON webhook.delivery_history");
-    wait_until(
-        &database,
-        &format!("SELECT NOT EXISTS (SELECT FROM webhook.event WHERE id = '{event}')"),
-    );
-}
-
-#[test]
-fn a_flow_of_one_kind_keeps_no_other_from_going() {
-    const STEP: usize = 10;
-    let cluster = cluster_that_keeps_everything();
-    let database = database(&cluster, &Receiver::start());
-    let mut client = database.connect();
-    client
-        .batch_execute(&format!(
-            "SET webhook.retention_sent = '7d';
-             SET webhook.retention_failed = '30d';
-             SELECT past('SENT', '8 days') FROM generate_series(1, {STEP} + 1);
-             SELECT past('FAILED', '40 days'), past_event('9 days');
-             INSERT INTO webhook.idempotency (tenant, key, event_id, created_at)
-             VALUES ('', 'old', webhook.new_id(), now() - interval '2 days')"
-        ))
-        .unwrap();
-    let step = format!("SELECT more, behind FROM webhook.expire({STEP}, NULL, NULL, NULL, NULL)");
-    let left = "SELECT (SELECT count(*) FROM webhook.delivery_history), (SELECT count(*) FROM webhook.dead_letter),
-                       (SELECT count(*) FROM webhook.idempotency)";
-    let mut expire = || {
-        let said = client.query_one(&step, &[]).unwrap();
-        let left = client.query_one(left, &[]).unwrap();
-        let counts: (i64, i64, i64) = (left.get(0), left.get(1), left.get(2));
-        (said.get::<_, bool>(0), said.get::<_, bool>(1), counts)
-    };
-    assert_eq!(expire(), (true, true, (1, 0, 0)));
-    assert_eq!(expire(), (false, false, (0, 0, 0)));
-}
-
-#[test]
-fn old_events_that_are_needed_make_retention_look_on_but_not_hurry() {
-    let cluster = cluster_that_keeps_everything();
-    let database = database(&cluster, &Receiver::start());
-    let mut client = database.connect();
-    client
-        .batch_execute(
-            "SET webhook.retention_sent = '7d';
-             SELECT past('FAILED', '8 days') FROM generate_series(1, 20)",
-        )
-        .unwrap();
-    let step = "SELECT more, behind FROM webhook.expire(10, NULL, NULL, NULL, NULL)";
-    let said = client.query_one(step, &[]).unwrap();
-    assert_eq!((said.get(0), said.get(1)), (true, false));
-}
-
-/// A first step takes 200 rows, and what it leaves makes the next ones larger and closer together: from one to the next pass
-/// four times what a step takes, and not twenty times that.
-#[test]
-fn retention_that_is_behind_removes_more_in_a_step_and_rests_less() {
-    const EXPIRED: i64 = 40_000;
-    let mut cluster = cluster_that_keeps_everything();
-    let database = database(&cluster, &Receiver::start());
-    database.execute(&format!(
-        "INSERT INTO webhook.delivery_history
-             (event_id, endpoint_id, event_type, status, attempts, max_attempts, created_at, completed_at)
-         SELECT webhook.new_id(), e.id, 'past.event', 'SENT', 1, 3, at, at
-         FROM webhook.endpoint e, generate_series(1, {EXPIRED}) n, LATERAL (SELECT now() - interval '8 days' + n * interval '1 ms') t (at);
-         CREATE TABLE step (id bigint GENERATED ALWAYS AS IDENTITY, begun timestamptz, ended timestamptz, removed bigint);
-         CREATE FUNCTION count_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-             INSERT INTO public.step (begun, ended, removed) SELECT now(), clock_timestamp(), count(*) FROM gone HAVING count(*) > 0;
-             RETURN NULL;
-         END $$;
-         CREATE TRIGGER count_step AFTER DELETE ON webhook.delivery_history REFERENCING OLD TABLE AS gone
-             FOR EACH STATEMENT EXECUTE FUNCTION count_step()"
-    ));
-    keep_as_by_default(&mut cluster);
-    let all_are_gone = format!("SELECT coalesce(sum(removed), 0) = {EXPIRED} FROM step");
-    wait_until(&database, &all_are_gone);
-    let removed: Vec<i64> =
-        database.query_one_value("SELECT array_agg(removed ORDER BY id) FROM step");
-    assert_eq!(removed[0], 200);
-    let full = removed.iter().filter(|removed| **removed == 1_000).count();
-    assert_eq!((full, removed.len()), (39, 41), "{removed:?}");
-    let rest: f64 = database.query_one_value(
-        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM s.until_next) / extract(epoch FROM s.took))
-         FROM (SELECT lead(begun) OVER (ORDER BY id) - begun AS until_next, ended - begun AS took FROM step) s",
-    );
-    assert!(rest < 12.0, "{rest} times what a step takes");
-}
-
-#[test]
-fn status_says_how_far_retention_is_behind() {
-    let database = database(Cluster::shared(), &Receiver::start());
-    past(&database, "SENT", "6 days 23:00");
-    let fine = "SELECT retention_lag = interval '0' AND coalesce(reason, '') !~ 'retention' FROM webhook_status()";
-    wait_until(&database, fine);
-    // A trigger is the only thing that keeps rows which nobody has locked.
-    database.execute(
-        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-         CREATE TRIGGER keep BEFORE DELETE ON webhook.delivery_history FOR EACH ROW EXECUTE FUNCTION keep();
-         CREATE TRIGGER keep BEFORE DELETE ON webhook.dead_letter FOR EACH ROW EXECUTE FUNCTION keep()",
-    );
-    past(&database, "SENT", "7 days 00:02");
-    let lag_is = |from: &str, to: &str, says: bool| {
-        database.wait_until(&format!(
-            "SELECT retention_lag BETWEEN '{from}' AND '{to}' AND (coalesce(reason, '') ~ 'retention is behind') = {says}
-             FROM webhook_status()"
-        ))
-    };
-    lag_is("2 min", "9 min", false);
-    past(&database, "SENT", "7 days 03:00");
-    lag_is("3 h", "3 h 59 min", true);
-    past(&database, "FAILED", "32 days");
-    lag_is("2 days", "2 days 1 h", true);
-
-    database.execute("DROP FUNCTION keep CASCADE");
-    wait_until(&database, fine);
-}
-
-#[test]
-fn a_step_planned_on_empty_tables_reads_little_of_full_ones() {
-    const ROWS: i64 = 10_000;
-    const STEP: i64 = 100;
-    let cluster = cluster_that_keeps_everything();
-    let database = database(&cluster, &Receiver::start());
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
-    database.execute(
-        "VACUUM ANALYZE webhook.event, webhook.delivery_queue, webhook.delivery_history, webhook.dead_letter, webhook.attempt,
-                        webhook.tally, webhook.endpoint",
-    );
-    let mut client = database.connect();
-    let expire = format!("SELECT * FROM webhook.expire({STEP}, NULL, NULL, NULL, NULL)");
-    let expire_tally = "SELECT webhook.expire_tally(0, 100)";
-    client
-        .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")
-        .unwrap();
-    client.batch_execute(&expire).unwrap();
-    client.batch_execute(expire_tally).unwrap();
-
-    client
-        .batch_execute(&format!(
-            "SELECT past('SENT', '8 days'), past('FAILED', '20 days'), past_event('8 days'), webhook_emit('order.created')
-             FROM generate_series(1, {ROWS});
-             INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-             SELECT 1000 + n / 10, now() - n % 10 * interval '10 hours', 'SENT', 1, 1, 0, 0 FROM generate_series(1, {ROWS}) n"
-        ))
-        .unwrap();
-    for call in [expire.as_str(), expire_tally] {
-        let pages = pages_read(&mut client, call);
-        assert!(
-            (1..50 * STEP).contains(&pages),
-            "{call} has read {pages} pages"
-        );
-    }
-    // Past all the deliveries: the same with events alone.
-    client
-        .batch_execute("TRUNCATE webhook.delivery_history")
-        .unwrap();
-    let pages = pages_read(&mut client, &expire);
-    assert!((1..50 * STEP).contains(&pages), "events: {pages} pages");
-}
-
-/// By this call alone: autovacuum and the worker read the same tables meanwhile.
-fn pages_read(client: &mut Client, call: &str) -> i64 {
-    let explained = format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}");
-    let plan: serde_json::Value = client.query_one(&explained, &[]).unwrap().get(0);
-    let pages = |kind: &str| plan[0]["Plan"][kind].as_i64().expect("a number of pages");
-    pages("Shared Hit Blocks") + pages("Shared Read Blocks")
 }
 
 #[test]

@@ -1,16 +1,19 @@
-//! Retries end to end: what each answer and each error leads to, when the next attempt is, and what a person
-//! or a lost claim changes.
+//! Retries end to end: what each answer and each error leads to, when the next attempt is, and what a lost claim
+//! changes.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use postgres::{NoTls, Row};
+use postgres::NoTls;
 use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::engine::{self, Outcome, Settled};
-use webhook_e2e::{Answer, Cluster, Database, RawReceiver, Receiver, Request};
+use webhook_e2e::engine::{self, Outcome, RETRIABLE_ERRORS, Settled};
+use webhook_e2e::receiver::ids;
+use webhook_e2e::{Answer, Cluster, Database, RawReceiver, Receiver};
 
-fn database() -> Database {
+use super::delivery::delivery;
+
+pub(super) fn database() -> Database {
     Cluster::shared().database("retries")
 }
 
@@ -22,13 +25,6 @@ fn add_policy(database: &Database, name: &str, columns: &str, values: &str) {
     ));
 }
 
-/// The only delivery of the event.
-#[track_caller]
-fn delivery(database: &Database, event: Uuid) -> Row {
-    let query = "SELECT * FROM webhook.delivery WHERE event_id = $1";
-    database.connect().query_one(query, &[&event]).unwrap()
-}
-
 /// The kinds of error of the event's attempts.
 fn reasons(database: &Database, event: Uuid) -> Vec<String> {
     let query = "SELECT reason FROM webhook.attempt WHERE event_id = $1 ORDER BY claim_seq";
@@ -37,7 +33,7 @@ fn reasons(database: &Database, event: Uuid) -> Vec<String> {
 }
 
 #[track_caller]
-fn wait_for_retry(database: &Database, event: Uuid, attempts: i32) {
+pub(super) fn wait_for_retry(database: &Database, event: Uuid, attempts: i32) {
     database.wait_until(&format!(
         "SELECT status = 'PENDING' AND attempts = {attempts} FROM webhook.delivery WHERE event_id = '{event}'"
     ));
@@ -52,30 +48,9 @@ fn wait_until_next_attempt(database: &Database, event: Uuid) -> f64 {
     ))
 }
 
-fn do_not_wait(database: &Database) {
+pub(super) fn do_not_wait(database: &Database) {
     database
         .execute("UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'");
-}
-
-fn pause(database: &Database) {
-    database.execute("UPDATE webhook.endpoint SET paused_at = now()");
-}
-
-fn resume(database: &Database) {
-    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
-}
-
-/// Failed for good, at a receiver that has recovered since.
-fn failed_event(database: &Database, receiver: &Receiver, event_type: &str) -> Uuid {
-    receiver.respond("/", |_, _| Answer::status(404));
-    let event = database.emit(event_type, json!({}));
-    database.wait_for_status(event, "FAILED");
-    receiver.respond("/", |_, _| Answer::status(200));
-    event
-}
-
-fn ids(requests: &[Request]) -> Vec<Uuid> {
-    requests.iter().map(Request::event_id).collect()
 }
 
 #[test]
@@ -270,15 +245,7 @@ fn every_kind_of_error_is_retried_where_the_policy_lists_it_and_final_where_not(
         ),
     ];
     for (name, url, kind) in cases {
-        let others = [
-            "dns",
-            "connect",
-            "timeout",
-            "tls",
-            "reset",
-            "invalid_response",
-        ];
-        let others = others.into_iter().filter(|other| *other != kind);
+        let others = RETRIABLE_ERRORS.into_iter().filter(|other| *other != kind);
         let others = others.collect::<Vec<_>>().join(",");
         for (verdict, errors, attempts) in [("retry", kind, 2), ("final", &*others, 1)] {
             let case = format!("{name}_{verdict}");
@@ -343,13 +310,13 @@ fn max_attempts_is_fixed_at_emit() {
     receiver.respond("/", |_, _| Answer::status(500));
     database.add_endpoint("all", &receiver.url("/"));
     add_policy(&database, "other", "timeout", "'1 min'");
-    pause(&database);
+    database.pause_all();
     let earlier = database.emit("order.created", json!({}));
     database.execute("UPDATE webhook.policy SET max_attempts = 1 WHERE name = 'fast'");
     let between = database.emit("order.created", json!({}));
     database.execute("UPDATE webhook.endpoint SET policy = 'other'");
     let later = database.emit("order.created", json!({}));
-    resume(&database);
+    database.resume_all();
 
     for (event, attempts) in [(earlier, 3), (between, 1), (later, 2)] {
         database.wait_for_status(event, "FAILED");
@@ -480,7 +447,7 @@ fn a_forgotten_claim_goes_back_to_the_queue_and_one_in_flight_does_not() {
     assert_eq!(row.get::<_, i64>("claim_seq"), 1);
 
     receiver.release("/held");
-    resume(&database);
+    database.resume_all();
     database.wait_for_status(held, "SENT");
     database.wait_for_status(forgotten, "SENT");
     assert_eq!(receiver.requests_to("/held").len(), 1);
@@ -500,7 +467,7 @@ fn a_late_result_is_only_logged() {
         database.add_endpoint_with(&event_type, &receiver.url(&path), &options);
         let event = database.emit(&event_type, json!({}));
         receiver.wait_for_event(event);
-        pause(&database);
+        database.pause_all();
         database.execute("UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'SENDING'");
 
         receiver.release(&path);
@@ -517,7 +484,7 @@ fn a_late_result_is_only_logged() {
             "{status}"
         );
         assert_eq!(row.get::<_, Option<&str>>("last_error"), None, "{status}");
-        resume(&database);
+        database.resume_all();
     }
 }
 
@@ -602,93 +569,4 @@ fn a_policy_whose_requests_may_outlast_stale_after_is_warned_about() {
             assert!(hint.contains("webhook.stale_after"), "{hint}");
         }
     }
-}
-
-/// Both statements of 001_2e2ed73815a3bca9, with what it resets spelled out and left to us.
-#[test]
-fn a_failed_event_is_reprocessed_by_its_id_or_by_its_type() {
-    let resets = [
-        "",
-        ", attempts = 0, last_error = NULL",
-        ", attempts = 0, last_error = NULL, next_attempt_at = now()",
-    ];
-    for reset in resets {
-        let (database, receiver) = (database(), Receiver::start());
-        database.add_endpoint("all", &receiver.url("/"));
-        let [first, second] = [(); 2].map(|()| failed_event(&database, &receiver, "order.created"));
-        let other = failed_event(&database, &receiver, "order.paid");
-
-        database.execute(&format!(
-            "UPDATE webhook.delivery SET status = 'PENDING'{reset} WHERE event_id = '{first}'"
-        ));
-        database.wait_for_status(first, "SENT");
-        assert_eq!(database.delivery_status(second).as_deref(), Some("FAILED"));
-
-        database.execute(&format!(
-            "UPDATE webhook.delivery SET status = 'PENDING'{reset}
-             WHERE status = 'FAILED' AND event_type = 'order.created'"
-        ));
-        database.wait_for_status(second, "SENT");
-        assert_eq!(database.delivery_status(other).as_deref(), Some("FAILED"));
-        for event in [first, second] {
-            let row = delivery(&database, event);
-            assert_eq!(row.get::<_, i32>("attempts"), 1, "{reset}");
-            assert_eq!(row.get::<_, Option<&str>>("last_error"), None, "{reset}");
-        }
-        assert_eq!(receiver.request_count(), 5);
-    }
-}
-
-#[test]
-fn a_pending_delivery_brought_forward_goes_at_once() {
-    let cluster = Cluster::builder()
-        .setting("webhook.poll_interval = '1h'")
-        .start();
-    let (database, receiver) = (cluster.database("forward"), Receiver::start());
-    receiver.respond("/", |_, number| {
-        Answer::status(if number == 1 { 500 } else { 200 })
-    });
-    database.add_endpoint_with("all", &receiver.url("/"), "policy => 'patient'");
-    let event = database.emit("order.created", json!({}));
-    wait_for_retry(&database, event, 1);
-    do_not_wait(&database);
-    database.wait_for_status(event, "SENT");
-    assert_eq!(delivery(&database, event).get::<_, i32>("attempts"), 2);
-}
-
-#[test]
-fn a_pending_delivery_whose_attempts_are_set_back_to_zero_goes_at_once() {
-    let database = database();
-    let receiver = Receiver::start();
-    receiver.respond("/orders", |_, number| match number {
-        1 => Answer::status(500),
-        _ => Answer::status(200),
-    });
-    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'standard'");
-    let event = database.emit("order.created", json!({}));
-    wait_for_retry(&database, event, 1);
-    database.execute(&format!(
-        "UPDATE webhook.delivery SET status = 'PENDING', attempts = 0, last_error = NULL WHERE event_id = '{event}'"
-    ));
-    database.wait_for_status(event, "SENT");
-    assert_eq!(receiver.request_count(), 2);
-}
-
-#[test]
-fn a_pending_delivery_put_off_does_not_go_before() {
-    let (database, receiver) = (database(), Receiver::start());
-    database.add_endpoint_with("all", &receiver.url("/"), "max_in_flight => 1");
-    pause(&database);
-    let event = database.emit("order.created", json!({}));
-    database.execute("UPDATE webhook.delivery SET next_attempt_at = now() + interval '1 h'");
-    resume(&database);
-    for _ in 0..3 {
-        let marker = database.emit("marker", json!({}));
-        database.wait_for_status(marker, "SENT");
-    }
-    assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
-    assert_eq!(receiver.request_count(), 3);
-
-    do_not_wait(&database);
-    database.wait_for_status(event, "SENT");
 }

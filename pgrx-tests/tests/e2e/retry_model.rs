@@ -8,7 +8,7 @@ use postgres::{Client, Transaction};
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::database::emit;
-use webhook_e2e::engine::{self, Claim, Outcome, Settled, Wish};
+use webhook_e2e::engine::{self, Claim, OTHER_ERRORS, Outcome, RETRIABLE_ERRORS, Settled, Wish};
 use webhook_e2e::random::{self, Random};
 
 const CASES: u64 = 200;
@@ -22,16 +22,6 @@ const DAY: f64 = 86_400.0 * SECOND;
 const SHORTEST_WAIT: f64 = 0.1 * SECOND;
 /// A wait is rounded to whole microseconds.
 const SLACK: f64 = 2.0;
-
-const RETRIABLE_ERRORS: [&str; 6] = [
-    "dns",
-    "connect",
-    "timeout",
-    "tls",
-    "reset",
-    "invalid_response",
-];
-const OTHER_ERRORS: [&str; 4] = ["blocked", "invalid_request", "local", "released"];
 
 #[test]
 fn sql_does_what_the_model_does() {

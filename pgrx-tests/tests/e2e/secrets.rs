@@ -1,8 +1,10 @@
-//! Signing secrets: rotated without a request that the receiver cannot verify.
+//! Signing secrets: made or given, and rotated without a request that the receiver cannot verify.
 
 use serde_json::json;
 use webhook_e2e::verifier::verify_signature;
 use webhook_e2e::{Cluster, Database, Receiver, Request};
+
+use super::endpoints::{CREDENTIAL, add_with, assert_refused, secret_of};
 
 fn database() -> Database {
     Cluster::shared().database("secrets")
@@ -129,4 +131,76 @@ fn rotating_twice_keeps_the_earlier_end_of_the_first_one() {
          FROM webhook.secret",
     );
     assert_eq!(ends, ["1", "24", "never"]);
+}
+
+#[test]
+fn bad_secrets_are_refused_and_not_shown() {
+    let database = database();
+    database.add_endpoint("kept", "http://127.0.0.1/");
+    for secret in [
+        "",
+        "whsec_",
+        CREDENTIAL,
+        // Too short, not base64, not padded, followed by something, too long.
+        "whsec_c2hvcnQ=",
+        &format!("whsec_{CREDENTIAL}!"),
+        &format!("whsec_{CREDENTIAL}"),
+        &format!("whsec_{CREDENTIAL}=\n"),
+        &format!("WHSEC_{CREDENTIAL}="),
+        &format!("whsec_{CREDENTIAL}a{CREDENTIAL}a{CREDENTIAL}="),
+    ] {
+        for sql in [
+            add_with("secret", &format!("'{secret}'")),
+            format!("SELECT webhook_set_endpoint('kept', secret => '{secret}')"),
+        ] {
+            assert_refused(&database, &sql, "22023");
+        }
+    }
+}
+
+#[test]
+fn a_secret_is_made_of_32_random_bytes() {
+    let database = database();
+    let first = database.add_endpoint("first", "http://127.0.0.1/");
+    let second = database.add_endpoint("second", "http://127.0.0.1/");
+    for (name, secret) in [("first", &first), ("second", &second)] {
+        let base64 = secret.strip_prefix("whsec_").expect("whsec_ comes first");
+        let bytes: Vec<u8> =
+            database.query_one_value(&format!("SELECT decode('{base64}', 'base64')"));
+        assert_eq!(bytes.len(), 32);
+        let stored: String = database.query_one_value(&format!("SELECT webhook_secret('{name}')"));
+        assert_eq!(stored, *secret);
+    }
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_given_secret_is_used() {
+    let database = database();
+    let given = format!("whsec_{CREDENTIAL}=");
+    let returned: Option<String> = database.query_one_value(&format!(
+        "SELECT secret FROM webhook_set_endpoint('given', 'http://127.0.0.1/', secret => '{given}')"
+    ));
+    let stored: String = database.query_one_value("SELECT webhook_secret('given')");
+    assert_eq!(
+        (returned, &stored),
+        (None, &given),
+        "only one that was made is returned"
+    );
+}
+
+#[test]
+fn an_endpoint_without_a_secret_gets_one_at_the_first_claim() {
+    let (database, receiver) = (database(), Receiver::start());
+    database.execute(&format!(
+        "INSERT INTO webhook.endpoint (name, url) VALUES ('plain', '{}')",
+        receiver.url("/")
+    ));
+    assert_eq!(secret_of(&database, "plain"), None);
+    let event = database.emit("order.created", json!({}));
+    let request = receiver.wait_for_event(event);
+
+    let secret = secret_of(&database, "plain").expect("a secret was made");
+    let webhook = standardwebhooks::Webhook::new(&secret).unwrap();
+    webhook.verify(&request.body, &request.headers).unwrap();
 }

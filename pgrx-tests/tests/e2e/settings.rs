@@ -147,7 +147,7 @@ fn status_shows_queue_and_due() {
     assert!(shown, "{}", status(&database));
 
     receiver.hold("/orders");
-    database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
+    database.resume_all();
     receiver.wait_for_requests(2);
     database.wait_until(
         "SELECT queued = 3 AND due = 0 AND oldest_due IS NULL AND in_flight = 2 FROM webhook_status()",
