@@ -85,7 +85,7 @@ test: lint unit e2e ## everything below: lint, unit, e2e
 WITHOUT_SEARCH_PATH := \
 	--proc-without-search-path 'webhook.watch(target regclass,prefix text,operations text[],changed text[],include text[],exclude text[],condition text,ordering_key text[],coalesce_key text[],on_error text,tenant_column text,reported_as text)' \
 	--proc-without-search-path 'webhook.emit(event_type text,payload jsonb,idempotency_key text,ordering_key text,coalesce_key text,deliver_at timestamptz,expires_at timestamptz,tenant text,endpoints text[])' \
-	--proc-without-search-path 'webhook.may_be_queued(status text,attempts int,max_attempts int,claimed_by int,claimed_at timestamptz,completed_at timestamptz,wait_reason text,next_attempt_at timestamptz)' \
+	--proc-without-search-path 'webhook.may_be_queued(status text,attempts integer,max_attempts integer,claimed_by integer,claimed_at timestamptz,completed_at timestamptz,wait_reason text,next_attempt_at timestamptz)' \
 	--proc-without-search-path 'extschema.webhook_test(endpoint text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
 	--proc-without-search-path 'extschema.webhook_replay_all(endpoint text,event_type text,since timestamptz,until timestamptz,status text[],batch_size integer)' \
 	--proc-without-search-path 'extschema.webhook_backfill(endpoint text,since timestamptz,until timestamptz,event_type text,batch_size integer)'
