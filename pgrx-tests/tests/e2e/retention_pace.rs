@@ -53,10 +53,11 @@ fn old_events_that_are_needed_make_retention_look_on_but_not_hurry() {
 }
 
 /// A first step takes 200 rows, and what it leaves makes the next ones larger and closer together: from one to the next pass
-/// four times what a step takes, and not twenty times that.
+/// four times what a step takes, and not twenty times that. Each is slow, so that it outlasts whatever else keeps the machine
+/// busy.
 #[test]
 fn retention_that_is_behind_removes_more_in_a_step_and_rests_less() {
-    const EXPIRED: i64 = 40_000;
+    const EXPIRED: i64 = 10_000;
     let mut cluster = cluster_that_keeps_everything();
     let database = database(&cluster, &Receiver::start());
     database.execute(&format!(
@@ -66,6 +67,7 @@ fn retention_that_is_behind_removes_more_in_a_step_and_rests_less() {
          FROM webhook.endpoint e, generate_series(1, {EXPIRED}) n, LATERAL (SELECT now() - interval '8 days' + n * interval '1 ms') t (at);
          CREATE TABLE step (id bigint GENERATED ALWAYS AS IDENTITY, begun timestamptz, ended timestamptz, removed bigint);
          CREATE FUNCTION count_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+             PERFORM pg_sleep(0.1) WHERE EXISTS (SELECT FROM gone);
              INSERT INTO public.step (begun, ended, removed) SELECT now(), clock_timestamp(), count(*) FROM gone HAVING count(*) > 0;
              RETURN NULL;
          END $$;
@@ -79,7 +81,7 @@ fn retention_that_is_behind_removes_more_in_a_step_and_rests_less() {
         database.query_one_value("SELECT array_agg(removed ORDER BY id) FROM step");
     assert_eq!(removed[0], 200);
     let full = removed.iter().filter(|removed| **removed == 1_000).count();
-    assert_eq!((full, removed.len()), (39, 41), "{removed:?}");
+    assert_eq!((full, removed.len()), (9, 11), "{removed:?}");
     let rest: f64 = database.query_one_value(
         "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM s.until_next) / extract(epoch FROM s.took))
          FROM (SELECT lead(begun) OVER (ORDER BY id) - begun AS until_next, ended - begun AS took FROM step) s",
