@@ -144,7 +144,6 @@ fn render_request(
             secrets,
             connect_timeout: Duration::ZERO,
             timeout: Duration::ZERO,
-            max_in_flight: 0,
         }),
     };
     let preview = webhook_delivery::preview(&attempt).unwrap_or_else(|failure| {

@@ -115,7 +115,7 @@ pub fn define() {
     GucRegistry::define_int_guc(
         c"webhook.max_in_flight",
         c"Number of requests that one database sends at the same time.",
-        c"Each takes a thread of the worker and, while it lasts, a socket.",
+        c"Each takes a socket while it lasts, and may leave one open for the next.",
         &MAX_IN_FLIGHT,
         1,
         1024,
@@ -304,12 +304,6 @@ impl Settings {
             poll_interval: Duration::from_millis(positive(POLL_INTERVAL_MS.get()) as u64),
             stale_after: Duration::from_secs(positive(STALE_AFTER_S.get()) as u64),
         }
-    }
-
-    /// How many deliveries may be claimed at the same time. The ones that are not in flight wait in memory, so that the threads
-    /// never wait for the queue; 16 for each thread last through a turn, also where receivers answer in a millisecond.
-    pub fn max_claimed(&self) -> usize {
-        16 * self.max_in_flight
     }
 }
 

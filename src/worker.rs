@@ -1,7 +1,7 @@
 //! The life of a worker: the process that delivers the webhooks of one database.
 //!
 //! The main thread is the only one that touches Postgres, and it never blocks on anything but its latch and
-//! the socket of the pool. Requests are sent by the pool's threads; no transaction is open meanwhile.
+//! the socket of the pool. Requests are sent by the pool's thread; no transaction is open meanwhile.
 
 mod ledger;
 mod recovery;
@@ -210,7 +210,7 @@ impl Worker {
         let Some(extension) = store::transaction(|client| store::find_extension(client))? else {
             return Ok(None);
         };
-        let settings = Settings::current();
+        let settings = settings_within_limits();
         store::transaction(store::recognise_installation)?;
         let setup = Setup {
             network: settings.network.clone(),
@@ -219,10 +219,9 @@ impl Worker {
                 .unwrap_or_default(),
         };
         memory::take_reserve();
-        let threads = threads_within_limits(settings.max_in_flight);
-        let pool = Pool::start(threads, setup.clone()).map_err(|error| Trouble {
+        let pool = Pool::start(setup.clone()).map_err(|error| Trouble {
             code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
-            message: format!("cannot start the threads that send requests: {error}"),
+            message: format!("cannot start the thread that sends requests: {error}"),
         })?;
         Ok(Some(Worker {
             database,
@@ -306,11 +305,7 @@ impl Worker {
             return Some(end);
         }
         if settings::reload_if_asked() {
-            let settings = Settings::current();
-            if settings.max_in_flight != self.settings.max_in_flight {
-                return Some(End::Stop);
-            }
-            self.settings = settings;
+            self.settings = settings_within_limits();
             self.set_up();
             self.next_survey = Instant::now();
         }
@@ -333,7 +328,7 @@ impl Worker {
 
     /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
     fn shut_down(&mut self) {
-        for key in self.pool.withdraw_waiting() {
+        for key in self.pool.withdraw(|_| true) {
             self.ledger.end(Ending::released(key));
         }
         self.settle_within(LAST_SETTLING);
@@ -436,18 +431,20 @@ fn serve_interrupts() {
     check_for_interrupts!();
 }
 
-/// Each thread has a connection in use and may leave one idle; they must stay below the limit of open files,
+/// Each request has a connection in use and may leave one idle; they must stay below the limit of open files,
 /// with room for the files of the server.
-fn threads_within_limits(wanted: usize) -> usize {
+fn settings_within_limits() -> Settings {
     const FILES_OF_THE_SERVER: u64 = 256;
+    let mut settings = Settings::current();
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: fills the struct that it is given.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
-        return wanted;
+        return settings;
     }
+    let wanted = settings.max_in_flight;
     let allowed = (limit.rlim_cur.saturating_sub(FILES_OF_THE_SERVER) / 2).clamp(1, 1024) as usize;
     if allowed < wanted {
         warning!(
@@ -455,5 +452,6 @@ fn threads_within_limits(wanted: usize) -> usize {
             limit.rlim_cur
         );
     }
-    wanted.min(allowed)
+    settings.max_in_flight = wanted.min(allowed);
+    settings
 }

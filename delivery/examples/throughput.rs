@@ -1,59 +1,76 @@
-//! Requests per second through a pool to a server in the same process:
-//! `cargo run --release -p webhook-delivery --example throughput [requests] [threads]`
+//! Signed POSTs of 500 bytes through a pool to a server that answers at once, in a process of its own:
+//! `cargo run --release -p webhook-delivery --example throughput [requests] [in flight]`
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{env, io, mem};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 use webhook_delivery::{Attempt, Format, Key, Network, Pool, Roots, Route, Setup};
 
 fn main() -> io::Result<()> {
+    if env::args().nth(1).as_deref() == Some("serve") {
+        return serve();
+    }
     let argument = |n, default| {
         let text = env::args().nth(n);
         text.and_then(|a| a.parse().ok()).unwrap_or(default)
     };
-    let (requests, threads) = (argument(1, 50_000), argument(2, 32));
+    let (requests, in_flight): (usize, usize) = (argument(1, 200_000), argument(2, 64));
 
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut server = Command::new(env::current_exe()?)
+        .arg("serve")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut address = String::new();
+    let output = server.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    BufReader::new(output).read_line(&mut address)?;
+    let measured = measure(address.trim(), requests, in_flight);
+    server.kill()?;
+    measured
+}
+
+fn measure(address: &str, requests: usize, in_flight: usize) -> io::Result<()> {
     let route = Arc::new(Route {
         endpoint_id: 1,
-        url: format!("http://{}/hook", listener.local_addr()?),
+        url: format!("http://{address}/hook"),
         headers: Vec::new(),
-        format: Format::Standard,
+        format: Format::Raw,
         secrets: vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()],
         connect_timeout: Duration::from_secs(5),
         timeout: Duration::from_secs(10),
-        max_in_flight: threads,
     });
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            thread::spawn(move || answer_all(stream));
-        }
-    });
-
     let network = Network {
         allow: "127.0.0.1".parse().map_err(io::Error::other)?,
+        ports: "1-65535".parse().map_err(io::Error::other)?,
         ..Network::default()
     };
     let roots = Roots::default();
-    let pool = Pool::start(threads, Setup { network, roots })?;
-    let started = Instant::now();
-    pool.submit((0..requests).map(|n| attempt(n, &route)).collect());
-    let (mut sent, mut failed) = (0, 0);
+    let pool = Pool::start(Setup { network, roots })?;
+    let (started, cpu) = (Instant::now(), cpu_time());
+    let (mut submitted, mut sent, mut failed) = (0, 0, 0);
     while sent + failed < requests {
+        let room = in_flight - (submitted - sent - failed);
+        let room = room.min(requests - submitted);
+        pool.submit((0..room).map(|n| attempt(submitted + n, &route)).collect());
+        submitted += room;
+        wait_for(&pool);
         for outcome in pool.take_outcomes() {
             match outcome.result {
                 Ok(response) if response.status == 200 => sent += 1,
                 _ => failed += 1,
             }
         }
-        thread::sleep(Duration::from_millis(1));
     }
     let rate = requests as f64 / started.elapsed().as_secs_f64();
-    println!("{threads} threads: {sent} sent, {failed} failed, {rate:.0} requests/s");
+    let each = (cpu_time() - cpu).as_secs_f64() * 1e6 / requests as f64;
+    println!(
+        "{in_flight} in flight: {sent} sent, {failed} failed, {rate:.0}/s, {each:.1} us of CPU each"
+    );
     Ok(())
 }
 
@@ -68,31 +85,66 @@ fn attempt(n: usize, route: &Arc<Route>) -> Attempt {
         event_type: "order.created".into(),
         tenant: None,
         occurred_at: "2024-05-06T07:08:09Z".into(),
-        payload: format!(r#"{{"order": {n}}}"#),
+        payload: format!(r#"{{"order": {n}, "text": "{}"}}"#, "x".repeat(470)),
         route: route.clone(),
     }
 }
 
-fn answer_all(stream: TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let mut stream = BufReader::new(stream);
-    loop {
-        let mut length = 0;
+fn wait_for(pool: &Pool) {
+    let mut poll = libc::pollfd {
+        fd: pool.wake_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one pollfd that lives through the call.
+    unsafe { libc::poll(&mut poll, 1, 1000) };
+}
+
+fn cpu_time() -> Duration {
+    // SAFETY: rusage is plain data, which the call fills in.
+    let used = unsafe {
+        let mut used: libc::rusage = mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut used);
+        used
+    };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(used.ru_utime) + time(used.ru_stime)
+}
+
+fn serve() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        println!("{}", listener.local_addr()?);
         loop {
-            let mut line = String::new();
-            if stream.read_line(&mut line)? == 0 {
-                return Ok(());
-            }
-            if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-                length = value.trim().parse().unwrap_or(0);
-            }
-            if line == "\r\n" {
-                break;
-            }
+            tokio::spawn(answer_all(listener.accept().await?.0));
         }
-        io::copy(&mut (&mut stream).take(length), &mut io::sink())?;
-        stream
-            .get_mut()
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")?;
+    })
+}
+
+async fn answer_all(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut buffer, mut filled) = (vec![0; 16 * 1024], 0);
+    loop {
+        let read = stream.read(&mut buffer[filled..]).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        filled += read;
+        let head = buffer[..filled].windows(4).position(|w| w == b"\r\n\r\n");
+        let Some(head) = head else { continue };
+        let text = String::from_utf8_lossy(&buffer[..head]).to_lowercase();
+        let length = text.split("content-length: ").nth(1);
+        let length = length.and_then(|rest| rest.lines().next()?.parse().ok());
+        let whole = head + 4 + length.unwrap_or(0_usize);
+        if filled >= whole {
+            buffer.copy_within(whole..filled, 0);
+            filled -= whole;
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                .await?;
+        }
     }
 }

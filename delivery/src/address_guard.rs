@@ -14,7 +14,7 @@ mod settings;
 use std::fmt;
 use std::net::IpAddr;
 
-use ureq::http::Uri;
+use http::Uri;
 
 use crate::failure::{Failure, FailureKind};
 use crate::request::parse_url;
@@ -142,7 +142,7 @@ pub(crate) fn port(uri: &Uri) -> u16 {
     uri.port_u16().unwrap_or(default)
 }
 
-fn is_https(uri: &Uri) -> bool {
+pub(crate) fn is_https(uri: &Uri) -> bool {
     uri.scheme_str() == Some("https")
 }
 

@@ -28,8 +28,6 @@ pub struct Route {
     pub connect_timeout: Duration,
     /// From the established connection to the last byte that is read.
     pub timeout: Duration,
-    /// Requests to this endpoint at the same time.
-    pub max_in_flight: usize,
 }
 
 /// One event to be sent to one endpoint, once.

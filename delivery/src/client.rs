@@ -1,188 +1,208 @@
-//! Performs one attempt over the connections that all threads share.
+//! Performs one attempt: looks the host up, judges its addresses, connects or takes an idle connection, sends, reads.
 
-use std::io::{self, Read};
-use std::mem;
-use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant, SystemTime};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use ureq::config::AutoHeaderValue;
-use ureq::http::header::RETRY_AFTER;
-use ureq::http::{self, Request};
-use ureq::tls::TlsConfig;
-use ureq::unversioned::transport::DefaultConnector;
-use ureq::{Agent, Body, Error};
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::{Request, Response as HttpResponse, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use rustls::pki_types::ServerName;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
 
-use crate::address_guard::AddressGuard;
-use crate::attempt::{Attempt, Response};
-use crate::deadline::{self, Deadline};
+use crate::address_guard::{AddressGuard, is_https, literal, port};
+use crate::attempt::{Attempt, Response, Route};
+use crate::connection::Connection;
 use crate::failure::{Failure, FailureKind};
-use crate::gate::Gate;
+use crate::idle::{Idle, Origin};
 use crate::memory::Growing;
+use crate::request;
 use crate::resolver::Resolver;
 use crate::roots::Roots;
-use crate::{request, threads};
 
-const MAX_RESPONSE_HEADERS: usize = 16 * 1024;
-/// Larger than the headers, or ureq takes a full buffer for a closed connection.
-const INPUT_BUFFER: usize = 2 * MAX_RESPONSE_HEADERS;
-/// A write is timed as a whole, so small ones keep to the deadline with a receiver that reads slowly.
-const OUTPUT_BUFFER: usize = 16 * 1024;
-const MAX_IDLE: Duration = Duration::from_secs(30);
+/// Of a name that has more.
+const MAX_ADDRESSES: usize = 16;
+/// Keeps deadlines representable, whatever the caller asked for.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 const EXCERPT: usize = 2048;
+/// From which the excerpt is made: some of it may be left out.
+const KEPT: usize = 4 * EXCERPT;
 /// Read to its end, a body leaves its connection usable; beyond this a new connection is cheaper.
-const DRAIN: u64 = 64 * 1024;
+const DRAIN: usize = 64 * 1024;
 
+/// It goes by one set of rules, and its connections were made by them: where the rules change there is a new client.
 pub(crate) struct Client {
-    pub resolver: Resolver,
-    connections: usize,
-    agents: Mutex<Agents>,
-}
-
-/// An agent knows one set of rules, and its connections were made by them: where the rules change there is a
-/// new agent, and what is idle with the old one is closed.
-struct Agents {
-    current: Arc<Agent>,
-    /// Those that may have requests in flight.
-    retired: Vec<Weak<Agent>>,
-    aborted: bool,
+    resolver: Resolver,
+    guard: Box<dyn AddressGuard>,
+    tls: TlsConnector,
+    idle: Arc<Idle>,
 }
 
 impl Client {
-    pub fn new(
-        connections: usize,
-        resolver: Resolver,
-        guard: impl AddressGuard,
-        roots: &Roots,
-    ) -> Client {
-        let current = Arc::new(agent(connections, resolver.clone(), guard, roots));
+    pub fn new(resolver: Resolver, guard: impl AddressGuard, roots: &Roots) -> Client {
         Client {
             resolver,
-            connections,
-            agents: Mutex::new(Agents {
-                current,
-                retired: Vec::new(),
-                aborted: false,
-            }),
+            guard: Box::new(guard),
+            tls: roots.connector(),
+            idle: Arc::default(),
         }
     }
 
-    /// What begins from now on goes by these rules, on connections that were made by them.
-    pub fn change_rules(&self, guard: impl AddressGuard, roots: &Roots) {
-        let new = Arc::new(agent(self.connections, self.resolver.clone(), guard, roots));
-        let mut agents = threads::lock(&self.agents);
-        if agents.aborted {
-            return;
-        }
-        let old = mem::replace(&mut agents.current, new);
-        agents.retired.retain(|agent| agent.strong_count() > 0);
-        agents.retired.push(Arc::downgrade(&old));
-        drop(agents);
-        // With the last that is in flight go the connections.
-        drop(old);
-    }
-
-    #[cfg(test)]
-    pub fn deliver(&self, attempt: &Attempt) -> Result<Response, Failure> {
-        self.deliver_after(Duration::ZERO, attempt)
-    }
-
-    /// `waited` for its name to be looked up, which is a part of its connect_timeout.
-    pub fn deliver_after(&self, waited: Duration, attempt: &Attempt) -> Result<Response, Failure> {
+    /// `goes_out` is called once, before the first byte of the request is sent, and may still call it off.
+    pub async fn deliver(
+        &self,
+        attempt: &Attempt,
+        goes_out: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Response, Failure> {
         let route = &*attempt.route;
-        let connect_timeout = route.connect_timeout.saturating_sub(waited);
-        let (head, body) = request::render(attempt, SystemTime::now())?.into_parts();
-        let request = Request::from_parts(head, &body);
+        let uri = request::parse_url(&route.url)?;
+        let connect_by = after(route.connect_timeout);
+        let addresses = self.addresses(&uri, connect_by).await?;
+        let request = render(attempt)?;
 
-        let agent = threads::lock(&self.agents).current.clone();
-        let started = Instant::now();
-        deadline::begin(connect_timeout, route.timeout);
-        let mut result = agent.run(request.clone());
+        let origin =
+            Origin::of(&uri).ok_or_else(|| Failure::invalid_request("the URL is not valid"))?;
+        let idle = self.idle.take(&origin, &addresses);
+        let is_reused = idle.is_some();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => self.connect(&uri, &addresses, route, connect_by).await?,
+        };
+        goes_out()?;
+        let answer_by = after(route.timeout);
+        let mut answer = timeout_at(answer_by, connection.send(request)).await;
 
         // The server may close an idle connection in the moment that we use it. That says nothing about
         // the endpoint, so it costs no attempt: once more on a connection of its own, within the same
         // budget. If the server did read the first one, it sees a duplicate with the same webhook-id.
-        let progress = deadline::progress();
-        if matches!(result, Err(Error::Io(_))) && progress.reused && !progress.heard {
-            let left = route.timeout.saturating_sub(started.elapsed());
-            deadline::begin(connect_timeout, left);
-            let on_fresh_connection = agent
-                .configure_request(request)
-                .max_idle_age(Duration::ZERO)
-                .build();
-            result = agent.run(on_fresh_connection);
+        if let Ok(Err(broken)) = &answer
+            && is_reused
+            && (connection.heard() == 0 || broken.was_never_sent())
+        {
+            let left = answer_by.saturating_duration_since(Instant::now());
+            let connect_by = after(route.connect_timeout);
+            connection = self.connect(&uri, &addresses, route, connect_by).await?;
+            answer = timeout(left, connection.send(render(attempt)?)).await;
         }
 
-        match result {
-            Ok(response) => Ok(read(response)),
-            Err(_) if threads::lock(&self.agents).aborted => {
-                Err(Failure::new(FailureKind::Local, "interrupted by shutdown"))
+        match answer {
+            Ok(Ok(response)) => {
+                let (response, is_whole) = read(response, &mut connection, answer_by).await;
+                if is_whole && connection.is_idle() {
+                    self.idle.put(origin, connection);
+                }
+                Ok(response)
             }
-            Err(error) => Err(Failure::of(error, deadline::progress(), route)),
+            Ok(Err(broken)) => Err(Failure::of(broken, connection.heard())),
+            Err(_) => Err(Failure::new(
+                FailureKind::Timeout,
+                format!("no response within {:?}", route.timeout),
+            )),
         }
     }
 
-    /// Interrupts what is in flight and refuses what comes later. A TCP handshake under way is the one
-    /// wait that cannot be interrupted; it ends with its `connect_timeout`.
-    pub fn abort(&self) {
-        let mut agents = threads::lock(&self.agents);
-        agents.aborted = true;
-        let retired = agents.retired.iter().filter_map(Weak::upgrade);
-        let all: Vec<_> = retired.chain([agents.current.clone()]).collect();
-        drop(agents);
-        self.resolver.close();
-        for agent in all {
-            Agent::clone(&agent).shutdown();
-        }
+    /// Those of the host, all permitted. Asked for each request, also for one that will find an idle connection: no
+    /// request passes unjudged.
+    async fn addresses(&self, uri: &Uri, deadline: Instant) -> Result<Vec<IpAddr>, Failure> {
+        let host = uri.host().unwrap_or_default();
+        let addresses = match literal(host) {
+            Some(address) => vec![address],
+            None => self.resolver.addresses(host, deadline).await?,
+        };
+        self.guard.judge(uri, &addresses)?;
+        Ok(addresses)
+    }
+
+    async fn connect(
+        &self,
+        uri: &Uri,
+        addresses: &[IpAddr],
+        route: &Route,
+        deadline: Instant,
+    ) -> Result<Box<Connection>, Failure> {
+        let port = port(uri);
+        let addresses = addresses.iter().take(MAX_ADDRESSES);
+        let addresses: Vec<_> = addresses.map(|ip| SocketAddr::new(*ip, port)).collect();
+        let connect = async || {
+            let tls = match is_https(uri) {
+                true => Some((&self.tls, server_name(uri)?)),
+                false => None,
+            };
+            Connection::open(&addresses, tls, deadline)
+                .await
+                .map(Box::new)
+        };
+        // Few attempts connect, and those that do not need not have room for it.
+        let connecting = Box::pin(async {
+            match connect().await {
+                // Idle connections give way where there is no room for another.
+                Err(failure) if failure.kind == FailureKind::Local && self.idle.close_all() => {
+                    connect().await
+                }
+                result => result,
+            }
+        });
+        timeout_at(deadline, connecting).await.unwrap_or_else(|_| {
+            let message = format!("no connection within {:?}", route.connect_timeout);
+            Err(Failure::new(FailureKind::Timeout, message))
+        })
     }
 }
 
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.abort();
-    }
+fn after(time: Duration) -> Instant {
+    Instant::now() + time.min(LONGEST)
 }
 
-fn agent(connections: usize, resolver: Resolver, guard: impl AddressGuard, roots: &Roots) -> Agent {
-    let config = Agent::config_builder()
-        .proxy(None)
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        .http_status_as_error(false)
-        .accept_encoding(AutoHeaderValue::None)
-        .max_response_header_size(MAX_RESPONSE_HEADERS)
-        .input_buffer_size(INPUT_BUFFER)
-        .output_buffer_size(OUTPUT_BUFFER)
-        .max_idle_connections(connections)
-        .max_idle_connections_per_host(connections)
-        .max_idle_age(MAX_IDLE)
-        .tls_config(TlsConfig::builder().root_certs(roots.for_ureq()).build())
-        .build();
-    let gate = Gate {
-        resolver,
-        guard: Box::new(guard),
-    };
-    Agent::with_parts(config, Deadline(DefaultConnector::new()), Deadline(gate))
+/// As it is sent to whom the URL names.
+fn render(attempt: &Attempt) -> Result<Request<Full<Bytes>>, Failure> {
+    let mut request = request::render(attempt, SystemTime::now())?;
+    let path = request.uri().path_and_query().cloned();
+    *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
+    Ok(request.map(|body| Full::new(body.into())))
 }
 
-/// The status decides, whatever becomes of the body.
-fn read(response: http::Response<Body>) -> Response {
+fn server_name(uri: &Uri) -> Result<ServerName<'static>, Failure> {
+    let host = uri.host().unwrap_or_default();
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let name = ServerName::try_from(bare.unwrap_or(host));
+    let name =
+        name.map_err(|_| Failure::new(FailureKind::Tls, "the TLS connection could not be set up"))?;
+    Ok(name.to_owned())
+}
+
+/// The status decides, whatever becomes of the body. Also says whether all of it came.
+async fn read(
+    response: HttpResponse<Incoming>,
+    connection: &mut Connection,
+    deadline: Instant,
+) -> (Response, bool) {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER);
     let retry_after = retry_after
         .and_then(|header| header.to_str().ok())
         .and_then(|text| wait_asked_for(text.trim(), SystemTime::now()));
 
-    let mut body = Growing::default();
-    let mut reader = response.into_body().into_reader().take(DRAIN);
-    let _ = io::copy(&mut reader, &mut body);
-    Response {
+    let (mut kept, mut length) = (Growing::default(), 0);
+    let reading = connection.read(response.into_body(), |bytes| {
+        let wanted = bytes.len().min(KEPT - kept.len());
+        let has_room = kept.push(&bytes[..wanted]).is_ok();
+        length += bytes.len();
+        !has_room || length >= DRAIN
+    });
+    let is_whole = timeout_at(deadline, reading).await.unwrap_or(false);
+    let response = Response {
         status,
         retry_after,
-        excerpt: excerpt(&body.into_bytes()),
-    }
+        excerpt: excerpt(&kept.into_bytes()),
+    };
+    (response, is_whole)
 }
-
 /// Seconds, or a date in one of the three forms that HTTP allows. A date in the past asks for nothing, and whoever asks for more
 /// than can be counted for the longest wait there is.
 fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {

@@ -2,14 +2,13 @@
 //! credentials, so none is built from a URL, a header or a secret. An address that is blocked is named: where
 //! an endpoint is, is no secret.
 
+use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind};
 
 use rustls::CertificateError;
-use ureq::Error;
 
-use crate::attempt::Route;
-use crate::deadline::Progress;
+use crate::connection::{Broken, MAX_HEARD};
 use crate::memory::OutOfMemory;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +47,7 @@ pub struct Failure {
     pub message: String,
 }
 
+const CLOSED: &str = "connection closed before a response";
 /// It counts as an attempt: what is always unexpected must come to an end.
 const UNEXPECTED: &str = "unexpected error of the HTTP client";
 
@@ -81,64 +81,56 @@ impl Failure {
             .then(|| Failure::new(FailureKind::Local, error.to_string()))
     }
 
-    pub(crate) fn of(error: Error, progress: Progress, route: &Route) -> Failure {
+    /// Why an exchange in which so many bytes were heard came to nothing.
+    pub(crate) fn of(broken: Broken, heard: usize) -> Failure {
         use FailureKind::*;
 
-        let (kind, message) = match error {
-            // What the resolver refused travels through ureq as it is.
-            Error::Other(inner) => match inner.downcast::<Failure>() {
-                Ok(failure) => return *failure,
-                Err(_) => (InvalidResponse, UNEXPECTED.into()),
-            },
-            Error::Timeout(_) if progress.sent => {
-                (Timeout, format!("no response within {:?}", route.timeout))
-            }
-            Error::Timeout(_) => (
-                Timeout,
-                format!("no connection within {:?}", route.connect_timeout),
-            ),
-            Error::Io(error) => return Failure::of_io(error, progress),
-            Error::Rustls(error) => (Tls, describe_tls(&error).into()),
-            Error::Tls(_) | Error::TlsRequired | Error::Pem(_) => {
-                (Tls, "the TLS connection could not be set up".into())
-            }
-            Error::HostNotFound => (Dns, "host name not found".into()),
-            Error::ConnectionFailed => (Connect, "connection failed".into()),
-            Error::LargeResponseHeader(..) => {
-                (InvalidResponse, "the response headers are too large".into())
-            }
-            Error::Protocol(_) if progress.heard => {
-                (InvalidResponse, "the response is not valid HTTP".into())
-            }
-            Error::Protocol(_) | Error::Http(_) | Error::BadUri(_) => {
-                (InvalidRequest, "the request is not valid HTTP".into())
-            }
-            _ => (InvalidResponse, UNEXPECTED.into()),
+        let error = match broken {
+            Broken::Http(error) => error,
+            Broken::Ended => return Failure::new(Reset, CLOSED),
         };
-        Failure { kind, message }
+        if heard > MAX_HEARD || error.is_parse_too_large() {
+            return Failure::new(InvalidResponse, "the response headers are too large");
+        }
+        // It began to answer before it was asked.
+        let too_early = error.is_canceled() && heard > 0;
+        if error.is_parse() || too_early {
+            return Failure::new(InvalidResponse, "the response is not valid HTTP");
+        }
+        if error.is_incomplete_message() || error.is_canceled() || error.is_closed() {
+            return Failure::new(Reset, CLOSED);
+        }
+        if error.is_user() {
+            return Failure::invalid_request("the request is not valid HTTP");
+        }
+        match error.source().and_then(|source| source.downcast_ref()) {
+            Some(error) => Failure::of_io(error, |kind| match kind {
+                ErrorKind::UnexpectedEof => Failure::new(Reset, CLOSED),
+                kind => Failure::new(Reset, kind.to_string()),
+            }),
+            None => Failure::new(InvalidResponse, UNEXPECTED),
+        }
     }
 
-    fn of_io(error: io::Error, progress: Progress) -> Failure {
-        use FailureKind::*;
+    /// Why there is no connection.
+    pub(crate) fn before_request(error: io::Error) -> Failure {
+        Failure::of_io(&error, |kind| match kind {
+            // TCP itself refuses: what breaks between its handshake and the request is the one of TLS.
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                let message = "connection closed during the TLS handshake";
+                Failure::new(FailureKind::Tls, message)
+            }
+            kind => Failure::new(FailureKind::Connect, kind.to_string()),
+        })
+    }
 
-        if let Some(failure) = Failure::local(&error) {
+    fn of_io(error: &io::Error, by_kind: impl FnOnce(ErrorKind) -> Failure) -> Failure {
+        if let Some(failure) = Failure::local(error) {
             return failure;
         }
-        if let Some(tls) = error.get_ref().and_then(|e| e.downcast_ref()) {
-            return Failure::new(Tls, describe_tls(tls));
-        }
-        let broken = matches!(
-            error.kind(),
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-        );
-        match (progress.sent, error.kind()) {
-            (true, ErrorKind::UnexpectedEof) => {
-                Failure::new(Reset, "connection closed before a response")
-            }
-            (true, kind) => Failure::new(Reset, kind.to_string()),
-            // TCP itself refuses: what breaks between its handshake and the request is the one of TLS.
-            (false, _) if broken => Failure::new(Tls, "connection closed during the TLS handshake"),
-            (false, kind) => Failure::new(Connect, kind.to_string()),
+        match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+            Some(tls) => Failure::new(FailureKind::Tls, describe_tls(tls)),
+            None => by_kind(error.kind()),
         }
     }
 }
@@ -189,12 +181,6 @@ impl std::error::Error for Failure {}
 mod tests {
     use super::*;
 
-    const CONNECTING: Progress = Progress {
-        sent: false,
-        reused: false,
-        heard: false,
-    };
-
     #[test]
     fn exhausted_resources_of_this_host_are_local() {
         for code in [
@@ -203,7 +189,7 @@ mod tests {
             libc::ENOMEM,
             libc::EADDRNOTAVAIL,
         ] {
-            let failure = Failure::of_io(io::Error::from_raw_os_error(code), CONNECTING);
+            let failure = Failure::before_request(io::Error::from_raw_os_error(code));
             assert_eq!(failure.kind, FailureKind::Local, "{failure}");
         }
     }
@@ -211,7 +197,7 @@ mod tests {
     #[test]
     fn unreachable_networks_and_hosts_are_connect() {
         for code in [libc::ECONNREFUSED, libc::ENETUNREACH, libc::EHOSTUNREACH] {
-            let failure = Failure::of_io(io::Error::from_raw_os_error(code), CONNECTING);
+            let failure = Failure::before_request(io::Error::from_raw_os_error(code));
             assert_eq!(failure.kind, FailureKind::Connect, "{failure}");
         }
     }

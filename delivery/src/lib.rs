@@ -1,15 +1,14 @@
-//! Everything that moves bytes: signs an event, sends it over HTTP on a pool of threads and says how it
-//! went. It knows nothing of Postgres, and Postgres's process is safe from it: no thread of this crate
+//! Everything that moves bytes: signs an event, sends it over HTTP on a thread of its own and says how
+//! it went. It knows nothing of Postgres, and Postgres's process is safe from it: no thread of this crate
 //! takes a signal, and no call of [`Pool`] blocks.
 
 mod address_guard;
 mod attempt;
 mod body;
 mod client;
-mod deadline;
+mod connection;
 mod failure;
-mod gate;
-mod lobby;
+mod idle;
 #[cfg(test)]
 mod loopback;
 pub mod memory;
@@ -17,7 +16,6 @@ mod pool;
 mod request;
 mod resolver;
 mod roots;
-mod scheduler;
 pub mod signing;
 #[cfg(test)]
 mod stopwatch;

@@ -2,12 +2,13 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ureq::http::HeaderMap;
-use ureq::http::header::{HeaderName, HeaderValue};
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
 use uuid::Uuid;
 
 use crate::address_guard::{Network, Networks, RequireHttps};
@@ -125,7 +126,6 @@ pub(crate) fn route_to(url: impl Into<String>) -> Route {
         secrets: vec![SECRET.into()],
         connect_timeout: 2 * PATIENCE,
         timeout: 2 * PATIENCE,
-        max_in_flight: 8,
     }
 }
 
@@ -147,4 +147,27 @@ pub(crate) fn attempt_on(route: Arc<Route>) -> Attempt {
 
 pub(crate) fn attempt_to(url: impl Into<String>) -> Attempt {
     attempt_on(Arc::new(route_to(url)))
+}
+
+/// The same attempt once more.
+pub(crate) fn copy_of(attempt: &Attempt) -> Attempt {
+    Attempt {
+        key: attempt.key,
+        earlier_attempts: attempt.earlier_attempts,
+        event_type: attempt.event_type.clone(),
+        tenant: attempt.tenant.clone(),
+        occurred_at: attempt.occurred_at.clone(),
+        payload: attempt.payload.clone(),
+        route: attempt.route.clone(),
+    }
+}
+
+pub(crate) fn is_readable(fd: RawFd, wait: Duration) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one pollfd that lives through the call.
+    unsafe { libc::poll(&mut poll, 1, wait.as_millis() as i32) == 1 }
 }

@@ -1,25 +1,24 @@
-//! Threads that perform attempts, and the way back for their outcomes.
+//! The thread that holds every attempt in flight, and the way back for their outcomes.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use crate::address_guard::Network;
+use tokio::runtime::{self, Runtime};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::address_guard::{AddressGuard, Network};
 use crate::attempt::{Attempt, Key, Outcome, Response};
 use crate::client::Client;
-use crate::failure::Failure;
-use crate::gate;
-use crate::lobby::{Guest, Lobby};
+use crate::failure::{Failure, FailureKind};
 use crate::resolver::{self, Limits, Resolver};
 use crate::roots::Roots;
-use crate::scheduler::Scheduler;
 use crate::threads;
-
-/// How late an attempt may be told that it waited for its host in vain.
-const LOOK_AROUND: Duration = Duration::from_millis(100);
 
 /// Whom to dial and whom to trust.
 #[derive(Clone, PartialEq, Eq)]
@@ -28,86 +27,110 @@ pub struct Setup {
     pub roots: Roots,
 }
 
-/// Every attempt that is submitted either comes back once as an [`Outcome`] or is withdrawn. No method
-/// blocks, nor does dropping the pool: its threads are detached and end by themselves.
+/// Every attempt that is submitted begins at once, and either comes back once as an [`Outcome`] or is withdrawn. No
+/// method blocks, nor does dropping the pool: its threads are detached and end by themselves.
 pub struct Pool {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    submitted: Condvar,
-    arrived_in_lobby: Condvar,
-    client: Client,
+    /// There is something new for the thread in `state`.
+    changed: Notify,
+    /// There is an outcome of which the host has not been told.
+    ended: Notify,
+    resolver: Resolver,
     wake_writer: UnixStream,
     wake_reader: UnixStream,
 }
 
+#[derive(Default)]
 struct State {
-    lobby: Lobby,
-    scheduler: Scheduler<Ready>,
-    /// Not empty exactly while one byte waits in `wake_reader`.
+    /// All that has neither ended nor been withdrawn: whoever takes an attempt out of here tells its end.
+    live: HashMap<u64, Live>,
+    submitted: u64,
+    /// Of the live ones, those that the thread has not begun.
+    inbox: Vec<(u64, Attempt)>,
+    next_client: Option<Arc<Client>>,
     outcomes: Vec<Outcome>,
+    /// Whether a byte waits in `wake_reader`.
+    told: bool,
+    aborted: bool,
     closed: bool,
 }
 
-struct Ready {
-    attempt: Attempt,
-    /// For its host to be looked up.
-    waited: Duration,
+struct Live {
+    key: Key,
+    since: Instant,
+    on_the_wire: bool,
+    task: Option<AbortHandle>,
 }
 
 impl Pool {
-    pub fn start(threads: usize, setup: Setup) -> io::Result<Pool> {
-        let resolver = Resolver::start(Box::new(resolver::system_lookup), Limits::default())?;
-        let client = Client::new(threads, resolver, setup.network, &setup.roots);
-        Pool::with_client(threads, client)
+    pub fn start(setup: Setup) -> io::Result<Pool> {
+        let resolver = Resolver::new(Box::new(resolver::system_lookup), Limits::default());
+        Pool::with(resolver, setup.network, &setup.roots)
     }
 
-    /// Holds for every attempt that a thread begins from now on, also for those that were submitted before. No
-    /// connection is used that was made under another setup.
-    pub fn set_up(&self, setup: Setup) {
-        self.shared.client.change_rules(setup.network, &setup.roots);
-    }
-
-    fn with_client(threads: usize, client: Client) -> io::Result<Pool> {
+    pub(crate) fn with(
+        resolver: Resolver,
+        guard: impl AddressGuard,
+        roots: &Roots,
+    ) -> io::Result<Pool> {
         let (wake_writer, wake_reader) = UnixStream::pair()?;
         wake_writer.set_nonblocking(true)?;
         wake_reader.set_nonblocking(true)?;
+        let client = Arc::new(Client::new(resolver.clone(), guard, roots));
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Notify::new(),
+            ended: Notify::new(),
+            resolver,
+            wake_writer,
+            wake_reader,
+        });
         let pool = Pool {
-            shared: Arc::new(Shared {
-                state: Mutex::new(State {
-                    lobby: Lobby::default(),
-                    scheduler: Scheduler::new(threads.max(1)),
-                    outcomes: Vec::new(),
-                    closed: false,
-                }),
-                submitted: Condvar::new(),
-                arrived_in_lobby: Condvar::new(),
-                client,
-                wake_writer,
-                wake_reader,
-            }),
+            shared: shared.clone(),
         };
-        let shared = pool.shared.clone();
-        threads::spawn("webhook lobby".into(), move || shared.attend_lobby())?;
-        for n in 0..threads.max(1) {
-            let shared = pool.shared.clone();
-            threads::spawn(format!("webhook http {n}"), move || shared.run())?;
-        }
+        threads::spawn("webhook io".into(), move || shared.run(runtime, client))?;
         Ok(pool)
     }
 
+    /// Holds for every attempt that is begun from now on. No connection is used that was made under another setup.
+    pub fn set_up(&self, setup: Setup) {
+        self.change_rules(setup.network, &setup.roots);
+    }
+
+    pub(crate) fn change_rules(&self, guard: impl AddressGuard, roots: &Roots) {
+        let client = Client::new(self.shared.resolver.clone(), guard, roots);
+        threads::lock(&self.shared.state).next_client = Some(Arc::new(client));
+        self.shared.changed.notify_one();
+    }
+
     pub fn submit(&self, attempts: Vec<Attempt>) {
+        let since = Instant::now();
         let mut state = threads::lock(&self.shared.state);
         for attempt in attempts {
-            self.shared.receive(&mut state, attempt);
+            let id = state.submitted;
+            state.submitted += 1;
+            let live = Live {
+                key: attempt.key,
+                since,
+                on_the_wire: false,
+                task: None,
+            };
+            state.live.insert(id, live);
+            state.inbox.push((id, attempt));
         }
-        // One is enough: a thread that takes an attempt and leaves more behind wakes the next.
-        self.shared.submitted.notify_one();
-        if !state.lobby.is_empty() {
-            self.shared.arrived_in_lobby.notify_one();
+        if state.aborted {
+            self.shared.interrupt(&mut state);
         }
+        drop(state);
+        self.shared.changed.notify_one();
     }
 
     /// Readable exactly while outcomes wait.
@@ -117,140 +140,138 @@ impl Pool {
 
     pub fn take_outcomes(&self) -> Vec<Outcome> {
         let mut state = threads::lock(&self.shared.state);
-        if !state.outcomes.is_empty() {
+        if mem::take(&mut state.told) {
             let _ = (&self.shared.wake_reader).read(&mut [0]);
         }
         mem::take(&mut state.outcomes)
     }
 
-    /// Takes back what no thread has begun.
-    pub fn withdraw_waiting(&self) -> Vec<Key> {
+    /// Takes back those of which no byte has been sent.
+    pub fn withdraw(&self, which: impl Fn(&Key) -> bool) -> Vec<Key> {
         let mut state = threads::lock(&self.shared.state);
-        let waiting = state.lobby.withdraw().into_iter();
-        let ready = state.scheduler.withdraw().into_iter();
-        let withdrawn = waiting.chain(ready.map(|ready| ready.attempt));
-        withdrawn.map(|attempt| attempt.key).collect()
+        let waits = |_: &u64, live: &mut Live| !live.on_the_wire && which(&live.key);
+        let withdrawn: Vec<_> = state.live.extract_if(waits).collect();
+        drop(state);
+        let stop = |(_, live): (u64, Live)| {
+            live.task.inspect(AbortHandle::abort);
+            live.key
+        };
+        withdrawn.into_iter().map(stop).collect()
     }
 
-    /// Interrupts what is in flight; it comes back as [`crate::FailureKind::Local`], and so does all that is
-    /// submitted later. A TCP handshake under way comes back only with its `connect_timeout`.
+    /// Interrupts what is in flight; it comes back as [`FailureKind::Local`], and so does all that is submitted later.
     pub fn abort(&self) {
-        self.shared.client.abort();
+        self.shared.abort();
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         threads::lock(&self.shared.state).closed = true;
-        self.shared.submitted.notify_all();
-        self.shared.arrived_in_lobby.notify_all();
-        self.shared.client.abort();
+        self.shared.changed.notify_one();
+        self.shared.resolver.close();
     }
 }
 
 impl Shared {
-    fn receive(&self, state: &mut State, attempt: Attempt) {
-        let Some(name) = gate::name_in(&attempt.route.url) else {
-            return state.line_up(attempt, Duration::ZERO);
-        };
-        let patience = attempt.route.connect_timeout;
-        let guest = Guest::new(attempt);
-        match self.client.resolver.known(&name, patience) {
-            Some(answer) => self.admit(state, guest, answer.map(drop)),
-            None => state.lobby.receive(name, guest),
-        }
+    fn run(self: Arc<Self>, runtime: Runtime, client: Arc<Client>) {
+        let _ = threads::catch(|| {
+            runtime.block_on(self.clone().begin(client));
+            drop(runtime);
+        });
+        // Nobody waits for a thread that is gone.
+        self.abort();
     }
 
-    fn admit(&self, state: &mut State, guest: Guest, known: Result<(), Failure>) {
-        let waited = guest.waited();
-        match known {
-            Ok(()) => state.line_up(guest.attempt, waited),
-            Err(failure) => self.report(state, outcome(guest.attempt.key, Err(failure), waited)),
-        }
-    }
-
-    fn attend_lobby(&self) {
-        let resolver = &self.client.resolver;
-        let mut answers = 0;
-        while self.wait_for_guests() {
-            resolver.wait_for_answers(&mut answers, LOOK_AROUND);
+    async fn begin(self: Arc<Self>, mut client: Arc<Client>) {
+        tokio::spawn(self.clone().tell());
+        loop {
+            self.changed.notified().await;
             let mut state = threads::lock(&self.state);
-            for (guest, known) in state
-                .lobby
-                .leave(|name| resolver.known(name, Duration::ZERO))
-            {
-                self.admit(&mut state, guest, known);
+            if state.closed {
+                return;
             }
-            self.submitted.notify_one();
-        }
-    }
-
-    /// False when the pool is closed.
-    fn wait_for_guests(&self) -> bool {
-        let mut state = threads::lock(&self.state);
-        while state.lobby.is_empty() && !state.closed {
-            state = (self.arrived_in_lobby.wait(state)).unwrap_or_else(PoisonError::into_inner);
-        }
-        !state.closed
-    }
-
-    fn run(&self) {
-        while let Some(ready) = self.next() {
-            let outcome = self.perform(&ready);
-            self.finish(outcome);
-        }
-    }
-
-    fn next(&self) -> Option<Ready> {
-        let mut state = threads::lock(&self.state);
-        while !state.closed {
-            if let Some(ready) = state.scheduler.take() {
-                if state.scheduler.may_have_ready() {
-                    self.submitted.notify_one();
+            if let Some(next) = state.next_client.take() {
+                client = next;
+            }
+            for (id, attempt) in mem::take(&mut state.inbox) {
+                if let Some(live) = state.live.get_mut(&id) {
+                    let performing = self.clone().perform(id, attempt, client.clone());
+                    live.task = Some(tokio::spawn(performing).abort_handle());
                 }
-                return Some(ready);
             }
-            state = (self.submitted.wait(state)).unwrap_or_else(PoisonError::into_inner);
         }
-        None
     }
 
-    fn perform(&self, Ready { attempt, waited }: &Ready) -> Outcome {
-        let started = Instant::now();
-        let result = threads::catch(|| self.client.deliver_after(*waited, attempt))
+    async fn perform(self: Arc<Self>, id: u64, attempt: Attempt, client: Arc<Client>) {
+        let delivering = client.deliver(&attempt, || self.goes_out(id));
+        let result = threads::catch_async(delivering)
+            .await
             .unwrap_or_else(|panic| Err(Failure::invalid_request(panic)));
-        outcome(attempt.key, result, *waited + started.elapsed())
-    }
-
-    fn finish(&self, outcome: Outcome) {
         let mut state = threads::lock(&self.state);
-        state.scheduler.finish(outcome.key.endpoint_id);
-        self.report(&mut state, outcome);
+        if let Some(live) = state.live.remove(&id) {
+            state.outcomes.push(live.outcome(result));
+            if state.outcomes.len() == 1 {
+                self.ended.notify_one();
+            }
+        }
     }
 
-    fn report(&self, state: &mut State, outcome: Outcome) {
-        if state.outcomes.is_empty() {
+    fn goes_out(&self, id: u64) -> Result<(), Failure> {
+        match threads::lock(&self.state).live.get_mut(&id) {
+            Some(live) => live.on_the_wire = true,
+            // Nobody will hear of it.
+            None => return Err(interrupted()),
+        }
+        Ok(())
+    }
+
+    /// It has its turn after all tasks that were ready when the first of them ended: the host is woken once for them.
+    async fn tell(self: Arc<Self>) {
+        loop {
+            self.ended.notified().await;
+            self.tell_host(&mut threads::lock(&self.state));
+        }
+    }
+
+    fn tell_host(&self, state: &mut State) {
+        if !state.outcomes.is_empty() && !mem::replace(&mut state.told, true) {
             let _ = (&self.wake_writer).write(&[0]);
         }
-        state.outcomes.push(outcome);
+    }
+
+    fn abort(&self) {
+        let mut state = threads::lock(&self.state);
+        state.aborted = true;
+        self.interrupt(&mut state);
+        drop(state);
+        self.resolver.close();
+    }
+
+    fn interrupt(&self, state: &mut State) {
+        state.inbox.clear();
+        for (_, live) in state.live.drain() {
+            live.task.as_ref().inspect(|task| task.abort());
+            state.outcomes.push(live.outcome(Err(interrupted())));
+        }
+        self.tell_host(state);
     }
 }
 
-impl State {
-    fn line_up(&mut self, attempt: Attempt, waited: Duration) {
-        let (endpoint, limit) = (attempt.key.endpoint_id, attempt.route.max_in_flight);
-        self.scheduler
-            .push(endpoint, limit, Ready { attempt, waited });
+impl Live {
+    fn outcome(&self, result: Result<Response, Failure>) -> Outcome {
+        let ended = Instant::now();
+        Outcome {
+            key: self.key,
+            result,
+            duration: ended - self.since,
+            ended,
+        }
     }
 }
 
-fn outcome(key: Key, result: Result<Response, Failure>, duration: Duration) -> Outcome {
-    Outcome {
-        key,
-        result,
-        duration,
-        ended: Instant::now(),
-    }
+fn interrupted() -> Failure {
+    Failure::new(FailureKind::Local, "interrupted by shutdown")
 }
 
 #[cfg(test)]

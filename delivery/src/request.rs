@@ -2,18 +2,18 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ureq::http::header::{
+use http::header::{
     ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue,
     TRANSFER_ENCODING, USER_AGENT,
 };
-use ureq::http::{Method, Request, Uri};
+use http::{Method, Request, Uri};
 
 use crate::attempt::Attempt;
 use crate::failure::Failure;
 use crate::{body, signing};
 
 pub(crate) const OUR_USER_AGENT: &str = concat!("webhook/", env!("CARGO_PKG_VERSION"));
-/// Those that describe the message itself, or would change what ureq does.
+/// Those that describe the message itself, or would change what the client does.
 const RESERVED: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, EXPECT];
 
 /// Not `Debug`: URL and headers are credentials.
@@ -39,7 +39,7 @@ pub fn preview(attempt: &Attempt) -> Result<Preview, Failure> {
     })
 }
 
-/// The whole request: ureq would add a header or two where they are missing, and none is.
+/// The whole request: nothing is added to it when it is sent.
 pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u8>>, Failure> {
     let mut request = Request::new(body::render(attempt)?);
     *request.method_mut() = Method::POST;
@@ -95,7 +95,7 @@ pub(crate) fn parse_url(url: &str) -> Result<Uri, Failure> {
     if authority.contains('@') {
         return Err(Failure::invalid_request("the URL contains a user"));
     }
-    // ureq would dial the default port where it cannot read the one given.
+    // Or the default port would be dialled where the one given cannot be read.
     if host.is_empty() || (authority.len() > host.len() && uri.port_u16().is_none()) {
         return Err(Failure::invalid_request("the URL is not valid"));
     }

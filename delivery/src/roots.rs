@@ -5,11 +5,13 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use rustls::RootCertStore;
+use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use ureq::tls::{Certificate, RootCerts};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
 
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Roots(Vec<CertificateDer<'static>>);
@@ -58,9 +60,18 @@ impl Roots {
         Roots(vec![certificate.clone()])
     }
 
-    pub(crate) fn for_ureq(&self) -> RootCerts {
-        let owned = |der: &CertificateDer| Certificate::from_der(der).to_owned();
-        self.0.iter().map(owned).into()
+    /// TLS 1.2 and 1.3.
+    pub(crate) fn connector(&self) -> TlsConnector {
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(self.0.iter().cloned());
+        let provider = Arc::new(ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("ring has ciphers for each version")
+            .with_root_certificates(store)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        TlsConnector::from(Arc::new(config))
     }
 }
 

@@ -1,8 +1,11 @@
 //! Threads that may live in a Postgres process.
 
 use std::any::Any;
+use std::future::poll_fn;
 use std::panic::{self, AssertUnwindSafe};
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::{io, mem, ptr, thread};
 
 /// Under `vm.overcommit_memory = 2`, common on database servers, a stack is charged in full, so not the
@@ -59,6 +62,16 @@ fn message(payload: &(dyn Any + Send)) -> String {
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message");
     format!("panic: {text}")
+}
+
+/// The same for what is awaited.
+pub(crate) async fn catch_async<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match catch(|| future.as_mut().poll(cx)) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
 }
 
 /// A lock that another thread's panic does not spoil: what it protects is consistent between calls.

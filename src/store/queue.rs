@@ -24,8 +24,8 @@ thread_local! {
     static TURN_AWAY: Call = const { Call::new("SELECT webhook.turn_away($1, $2)") };
     static ROUTES: Call = const {
         Call::new(
-            "SELECT endpoint_id, url, header_names, header_values, secrets, connect_timeout_ms, timeout_ms, max_in_flight,
-                    format, template, source
+            "SELECT endpoint_id, url, header_names, header_values, secrets, connect_timeout_ms, timeout_ms, format,
+                    template, source
              FROM webhook.routes($1)",
         )
     };
@@ -116,7 +116,6 @@ pub struct Claimed {
 /// are ours when the transaction commits.
 pub fn claim(
     client: &mut SpiClient<'_>,
-    settings: &Settings,
     instance: Option<i32>,
     quotas: &[Quota],
     byte_room: usize,
@@ -140,7 +139,7 @@ pub fn claim(
     if rows.is_empty() {
         return Ok(claimed);
     }
-    let routes = routes(client, settings, endpoints)?;
+    let routes = routes(client, endpoints)?;
     for row in rows {
         let key = Key {
             event_id: row
@@ -170,7 +169,6 @@ pub fn claim(
 
 fn routes(
     client: &mut SpiClient<'_>,
-    settings: &Settings,
     endpoints: Vec<i32>,
 ) -> Result<HashMap<i32, Arc<Route>>, spi::Error> {
     let rows = run(client, &ROUTES, &[endpoints.into()])?;
@@ -180,16 +178,15 @@ fn routes(
         let endpoint_id = row.get::<i32>(1)?.unwrap_or_default();
         let names = row.get::<Vec<String>>(3)?.unwrap_or_default();
         let values = row.get::<Vec<String>>(4)?.unwrap_or_default();
-        let format = row.get::<String>(9)?.unwrap_or_default();
+        let format = row.get::<String>(8)?.unwrap_or_default();
         let route = Route {
             endpoint_id,
             url: row.get::<String>(2)?.unwrap_or_default(),
             headers: names.into_iter().zip(values).collect(),
-            format: Format::named(&format, row.get::<String>(10)?, row.get::<String>(11)?),
+            format: Format::named(&format, row.get::<String>(9)?, row.get::<String>(10)?),
             secrets: row.get::<Vec<String>>(5)?.unwrap_or_default(),
             connect_timeout: milliseconds(row.get::<i32>(6)?),
             timeout: milliseconds(row.get::<i32>(7)?),
-            max_in_flight: share(row.get::<i32>(8)?, settings),
         };
         Ok((endpoint_id, Arc::new(route)))
     })

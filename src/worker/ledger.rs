@@ -13,8 +13,6 @@ pub struct Ledger {
     endings: Vec<Ending>,
     /// Endings that could not be settled, each by its own fault.
     aside: Vec<Ending>,
-    /// How many of each endpoint had ended when the endings were last taken.
-    ended_lately: HashMap<i32, usize>,
 }
 
 /// What an endpoint has in flight.
@@ -54,15 +52,7 @@ impl Ledger {
     }
 
     pub fn take_endings(&mut self) -> Vec<Ending> {
-        self.ended_lately.clear();
-        for ending in &self.endings {
-            *self.ended_lately.entry(ending.key.endpoint_id).or_default() += 1;
-        }
         std::mem::take(&mut self.endings)
-    }
-
-    pub fn ended_lately(&self, endpoint_id: i32) -> usize {
-        self.ended_lately.get(&endpoint_id).copied().unwrap_or(0)
     }
 
     /// These were not settled after all.

@@ -347,7 +347,7 @@ impl Worker {
             let claimed = if quotas.is_empty() {
                 Claimed::default()
             } else {
-                store::claim(client, &self.settings, instance, &quotas, self.byte_room())?
+                store::claim(client, instance, &quotas, self.byte_room())?
             };
             Ok((settled, page, quotas, claimed))
         });
@@ -476,26 +476,23 @@ impl Worker {
         let first = self.agenda.rotation % asked.len();
         asked.rotate_left(first);
 
-        let mut free = self
-            .settings
-            .max_claimed()
-            .saturating_sub(self.ledger.out());
+        // A quarter is kept for endpoints that have nothing in flight: however many slow requests the others have, one
+        // that answers gets its turn.
+        let most = self.settings.max_in_flight;
+        let general = most - most / 4;
+        let mut in_all = self.ledger.out();
         let mut quotas = Vec::with_capacity(asked.len());
         for (already, &(endpoint_id, share)) in asked.iter().enumerate() {
-            let fair = free.div_ceil(asked.len() - already);
-            // Twice what it finished in the last turn keeps its threads busy through the next; one that finishes
-            // nothing gets no more than it can have in flight.
+            let fair = (general.saturating_sub(in_all)).div_ceil(asked.len() - already);
             // What somebody keeps from being settled counts as in flight, or a breaker that is locked would never stop it.
-            let unsettled = settled.locked_of(endpoint_id);
-            let ended = self.ledger.ended_lately(endpoint_id);
-            let window = share + 2 * ended.saturating_sub(unsettled);
             let out = self.ledger.out_to(endpoint_id);
-            let in_flight = out.count + unsettled;
+            let in_flight = out.count + settled.locked_of(endpoint_id);
+            let first = usize::from(in_flight == 0 && in_all < most);
             let byte_room = (self.most_bytes / 2).saturating_sub(out.bytes);
             let count = if self.ledger.bytes_out() < self.most_bytes {
-                fair.min(window.saturating_sub(in_flight))
+                fair.min(share.saturating_sub(in_flight)).max(first)
             } else {
-                usize::from(in_flight == 0)
+                first
             };
             if count > 0 && byte_room > 0 {
                 quotas.push(Quota {
@@ -505,7 +502,7 @@ impl Worker {
                     in_flight,
                     byte_room,
                 });
-                free -= count;
+                in_all += count;
             }
         }
         quotas

@@ -3,24 +3,32 @@ mod guard;
 mod hostile;
 mod tls;
 
+use std::collections::HashMap;
 use std::io::{self, BufReader, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Barrier, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use standardwebhooks::Webhook;
 
-use super::*;
-use crate::attempt::Route;
+use super::{EXCERPT, MAX_ADDRESSES, excerpt, wait_asked_for};
+use crate::address_guard::AddressGuard;
+use crate::attempt::{Attempt, Key, Outcome, Response, Route};
+use crate::failure::{Failure, FailureKind};
 use crate::loopback::{
-    OK, SECRET, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
+    OK, SECRET, anywhere, attempt_on, attempt_to, copy_of, hold, is_readable, read_request,
+    route_to, serve, serve_always,
 };
-use crate::resolver::Limits;
+use crate::pool::Pool;
+use crate::resolver::{Limits, Resolver};
+use crate::roots::Roots;
 use crate::stopwatch::Stopwatch;
-use crate::{body, request};
+use crate::{body, request, threads};
 
 /// Of what is to end with its timeout.
 const SHORT: Duration = Duration::from_millis(300);
@@ -28,13 +36,43 @@ const SHORT: Duration = Duration::from_millis(300);
 const AMPLE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_millis(500);
 
+/// Delivers by a pool, and waits for each outcome.
+struct Client {
+    pool: Pool,
+    outcomes: Mutex<HashMap<Key, Outcome>>,
+}
+
+impl Client {
+    fn new(resolver: Resolver, guard: impl AddressGuard, roots: &Roots) -> Client {
+        Client {
+            pool: Pool::with(resolver, guard, roots).unwrap(),
+            outcomes: Mutex::default(),
+        }
+    }
+
+    fn deliver(&self, attempt: &Attempt) -> Result<Response, Failure> {
+        self.pool.submit(vec![copy_of(attempt)]);
+        loop {
+            let mut outcomes = threads::lock(&self.outcomes);
+            let new = self.pool.take_outcomes().into_iter();
+            outcomes.extend(new.map(|outcome| (outcome.key, outcome)));
+            if let Some(outcome) = outcomes.remove(&attempt.key) {
+                return outcome.result;
+            }
+            drop(outcomes);
+            // Another thread may have taken ours.
+            is_readable(self.pool.wake_fd(), Duration::from_millis(5));
+        }
+    }
+}
+
 fn client_that(
     lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
     guard: impl AddressGuard,
     roots: &Roots,
 ) -> Client {
-    let resolver = Resolver::start(Box::new(lookup), Limits::default()).unwrap();
-    Client::new(8, resolver, guard, roots)
+    let resolver = Resolver::new(Box::new(lookup), Limits::default());
+    Client::new(resolver, guard, roots)
 }
 
 fn client_with(guard: impl AddressGuard, roots: &Roots) -> Client {
@@ -420,4 +458,43 @@ fn a_connection_that_arrives_late_still_has_the_whole_timeout() {
         scope.spawn(|| deliver(long, none));
         scope.spawn(|| deliver(none, long));
     });
+}
+
+const SERVERS: &str = "WEBHOOK_TEST_SERVERS";
+
+/// The limit is set in a process of its own, which runs the test below.
+#[test]
+fn idle_connections_give_way_where_no_more_files_may_be_open() {
+    let servers = [serve_always(1, OK), serve_always(1, OK)].map(|a| a.to_string());
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "client::tests::delivers_at_the_limit_of_open_files",
+        ])
+        .arg("--include-ignored")
+        .env(SERVERS, servers.join(","))
+        .output()
+        .unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    let passed = output.status.success() && report.contains("1 passed");
+    assert!(passed, "{report}");
+}
+
+#[test]
+#[ignore = "run by idle_connections_give_way_where_no_more_files_may_be_open"]
+fn delivers_at_the_limit_of_open_files() {
+    let servers = std::env::var(SERVERS).unwrap();
+    let (first, second) = servers.split_once(',').unwrap();
+    let client = client();
+    let deliver = |server| client.deliver(&attempt_to(format!("http://{server}/")));
+    assert_eq!(deliver(first).unwrap().status, 200);
+
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    let limit = libc::rlimit {
+        rlim_cur: next as libc::rlim_t,
+        rlim_max: next as libc::rlim_t,
+    };
+    // SAFETY: it reads the struct that it is given.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    assert_eq!(deliver(second).unwrap().status, 200);
 }

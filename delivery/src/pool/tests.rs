@@ -1,19 +1,17 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{BufReader, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ureq::http::Uri;
+use http::Uri;
 
 use super::*;
-use crate::FailureKind;
-use crate::address_guard::AddressGuard;
 use crate::attempt::Route;
 use crate::loopback::{
-    OK, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
+    self, OK, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
 };
 use crate::stopwatch::Stopwatch;
 
@@ -27,32 +25,21 @@ impl<F: Fn() -> Result<(), Failure> + Send + Sync + 'static> AddressGuard for Gu
     }
 }
 
-/// A pool whose threads call `on_resolve` before they dial.
-fn pool_with(
-    threads: usize,
-    on_resolve: impl Fn() -> Result<(), Failure> + Send + Sync + 'static,
-) -> Pool {
-    pool_that(threads, resolver::system_lookup, Guard(on_resolve))
+/// A pool that calls `on_resolve` before it dials.
+fn pool_with(on_resolve: impl Fn() -> Result<(), Failure> + Send + Sync + 'static) -> Pool {
+    pool_that(resolver::system_lookup, Guard(on_resolve))
 }
 
 fn pool_that(
-    threads: usize,
     lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
     guard: impl AddressGuard,
 ) -> Pool {
-    let resolver = Resolver::start(Box::new(lookup), Limits::default()).unwrap();
-    let client = Client::new(threads, resolver, guard, &Roots::default());
-    Pool::with_client(threads, client).unwrap()
+    let resolver = Resolver::new(Box::new(lookup), Limits::default());
+    Pool::with(resolver, guard, &Roots::default()).unwrap()
 }
 
 fn is_readable(pool: &Pool, wait: Duration) -> bool {
-    let mut poll = libc::pollfd {
-        fd: pool.wake_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one pollfd that lives through the call.
-    unsafe { libc::poll(&mut poll, 1, wait.as_millis() as i32) == 1 }
+    loopback::is_readable(pool.wake_fd(), wait)
 }
 
 fn collect(pool: &Pool, count: usize) -> Vec<Outcome> {
@@ -86,8 +73,8 @@ fn serve_held(connections: usize) -> (String, mpsc::Receiver<()>, mpsc::Sender<(
 
 #[test]
 fn every_attempt_comes_back_once_and_every_wake_up_has_a_reason() {
-    let address = serve_always(8, OK);
-    let pool = pool_with(8, || Ok(()));
+    let address = serve_always(500, OK);
+    let pool = pool_with(|| Ok(()));
     let mut expected = HashMap::new();
     for _ in 0..20 {
         let attempts: Vec<_> = (0..25)
@@ -104,63 +91,154 @@ fn every_attempt_comes_back_once_and_every_wake_up_has_a_reason() {
 }
 
 #[test]
-fn a_slow_endpoint_takes_no_more_than_its_share() {
-    let (slow, arrivals, release) = serve_held(2);
-    let slow = Arc::new(Route {
-        max_in_flight: 2,
-        ..route_to(slow)
+fn a_thousand_requests_to_a_peer_that_hangs_delay_no_other_and_all_come_out() {
+    let timeout = Duration::from_secs(6);
+    // It accepts by its backlog and never reads.
+    let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hung = Arc::new(Route {
+        timeout,
+        connect_timeout: timeout,
+        ..route_to(format!("http://{}/", hanging.local_addr().unwrap()))
     });
-    let fast = Arc::new(Route {
+    let healthy = Arc::new(Route {
         endpoint_id: 2,
-        ..route_to(format!("http://{}/", serve_always(4, OK)))
+        ..route_to(format!("http://{}/", serve_always(20, OK)))
     });
-    let pool = pool_with(4, || Ok(()));
-    pool.submit((0..20).map(|_| attempt_on(slow.clone())).collect());
-    pool.submit((0..20).map(|_| attempt_on(fast.clone())).collect());
-
-    let outcomes = collect(&pool, 20);
-    assert!(outcomes.iter().all(|o| o.key.endpoint_id == 2));
-    for _ in 0..2 {
-        arrivals.recv_timeout(PATIENCE).unwrap();
+    let pool = pool_with(|| Ok(()));
+    let stopwatch = Stopwatch::start();
+    pool.submit((0..1000).map(|_| attempt_on(hung.clone())).collect());
+    for _ in 0..10 {
+        pool.submit((0..20).map(|_| attempt_on(healthy.clone())).collect());
+        // None of those that hang comes before them.
+        for outcome in collect(&pool, 20) {
+            assert_eq!(outcome.key.endpoint_id, 2);
+            assert_eq!(outcome.result.unwrap().status, 200);
+        }
     }
-    assert!(arrivals.try_recv().is_err());
-
-    assert_eq!(pool.withdraw_waiting().len(), 18);
-    release.send(()).unwrap();
-    release.send(()).unwrap();
-    assert_eq!(collect(&pool, 2).len(), 2);
+    assert!(
+        stopwatch.elapsed() < timeout / 2,
+        "{:?}",
+        stopwatch.elapsed()
+    );
+    for outcome in collect(&pool, 1000) {
+        let failure = outcome.result.unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Timeout, "{failure}");
+        assert!(outcome.duration >= timeout);
+    }
+    assert!(
+        stopwatch.elapsed() < 2 * timeout,
+        "{:?}",
+        stopwatch.elapsed()
+    );
+    assert!(!is_readable(&pool, Duration::ZERO));
 }
 
 #[test]
-fn a_hanging_endpoint_leaves_a_quarter_of_the_threads_to_others() {
-    let (hanging, arrivals, release) = serve_held(8);
-    let hanging = Arc::new(route_to(hanging));
-    let pool = pool_with(8, || Ok(()));
-    pool.submit((0..8).map(|_| attempt_on(hanging.clone())).collect());
-    for _ in 0..6 {
-        arrivals.recv_timeout(PATIENCE).unwrap();
-    }
+fn outcomes_that_come_together_wake_the_host_once() {
+    let pool = pool_with(|| Err(Failure::invalid_request("refused")));
+    pool.submit((0..100).map(|_| attempt_to("http://127.0.0.1/")).collect());
+    assert!(is_readable(&pool, PATIENCE));
+    assert_eq!(pool.take_outcomes().len(), 100);
+    assert!(!is_readable(&pool, Duration::ZERO));
+}
 
-    let healthy = Arc::new(Route {
+#[test]
+fn what_is_on_the_wire_is_not_withdrawn_and_what_connects_is() {
+    let (url, arrivals, release) = serve_held(1);
+    // The handshake of TLS never ends.
+    let mute = serve(1, |_, stream| hold(stream));
+    let connecting = Arc::new(Route {
         endpoint_id: 2,
-        ..route_to(format!("http://{}/", serve_always(2, OK)))
+        ..route_to(format!("https://{mute}/"))
     });
-    pool.submit((0..20).map(|_| attempt_on(healthy.clone())).collect());
-    let outcomes = collect(&pool, 20);
-    assert!(outcomes.iter().all(|o| o.key.endpoint_id == 2));
-    assert!(arrivals.try_recv().is_err());
+    let pool = pool_with(|| Ok(()));
+    let (on_the_wire, connecting) = (attempt_to(url), attempt_on(connecting));
+    let (first, second) = (on_the_wire.key, connecting.key);
+    pool.submit(vec![on_the_wire, connecting]);
+    arrivals.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(pool.withdraw(|key| key.endpoint_id == 3), []);
+    assert_eq!(pool.withdraw(|_| true), [second]);
+    assert_eq!(pool.withdraw(|_| true), []);
+    release.send(()).unwrap();
+    let outcomes = collect(&pool, 1);
+    assert_eq!(outcomes[0].key, first);
+    assert_eq!(outcomes[0].result.as_ref().unwrap().status, 200);
+}
 
-    for _ in 0..8 {
-        release.send(()).unwrap();
+/// Submits, withdraws and at last aborts, while requests are answered, refused and looked up.
+#[test]
+fn any_history_ends_each_attempt_once_and_a_withdrawn_one_was_not_sent() {
+    let (received, requests) = mpsc::channel();
+    let received = Mutex::new(received);
+    let port = serve(usize::MAX, move |_, stream| {
+        let mut stream = BufReader::new(stream);
+        while let Some(request) = read_request(&mut stream) {
+            let id = request.headers["webhook-id"].to_str().unwrap().to_string();
+            threads::lock(&received).send(id).unwrap();
+            let _ = stream.get_mut().write_all(OK);
+        }
+    })
+    .port();
+    let lookup = |_: &str| Ok(vec!["127.0.0.1".parse().unwrap()]);
+    for seed in 0..20 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let pool = pool_that(lookup, anywhere());
+        let (mut open, mut sent) = (HashSet::new(), HashSet::new());
+        let (mut withdrawn, mut ended) = (HashSet::new(), Vec::new());
+        for _ in 0..60 {
+            match random.u8(0..4) {
+                0 | 1 => {
+                    let hosts = ["127.0.0.1", "a.invalid", "b.invalid", "nowhere/"];
+                    let attempts = (0..random.usize(1..20)).map(|_| {
+                        let host = random.choice(hosts).unwrap();
+                        attempt_to(format!("http://{host}:{port}/"))
+                    });
+                    let attempts: Vec<_> = attempts.collect();
+                    for attempt in &attempts {
+                        assert!(open.insert(attempt.key));
+                    }
+                    pool.submit(attempts);
+                }
+                2 => {
+                    let half = random.bool();
+                    for key in pool.withdraw(|key| half || key.claim_seq % 2 == 0) {
+                        assert!(open.remove(&key), "withdrawn twice or after its end");
+                        withdrawn.insert(key.event_id.to_string());
+                    }
+                }
+                _ => {
+                    is_readable(&pool, Duration::from_millis(random.u64(0..3)));
+                    ended.extend(pool.take_outcomes());
+                }
+            }
+        }
+        if random.bool() {
+            pool.abort();
+        }
+        for outcome in ended.drain(..) {
+            assert!(
+                open.remove(&outcome.key),
+                "ended twice or after it was withdrawn"
+            );
+        }
+        for outcome in collect(&pool, open.len()) {
+            assert!(
+                open.remove(&outcome.key),
+                "ended twice or after it was withdrawn"
+            );
+        }
+        assert!(!is_readable(&pool, Duration::ZERO));
+        sent.extend(requests.try_iter());
+        assert!(sent.is_disjoint(&withdrawn), "sent though it was withdrawn");
     }
-    assert_eq!(collect(&pool, 8).len(), 8);
 }
 
 #[test]
 fn abort_interrupts_what_is_in_flight_and_refuses_the_rest() {
     let (url, arrivals, _release) = serve_held(2);
-    let pool = pool_with(2, || Ok(()));
-    pool.submit((0..3).map(|_| attempt_to(url.clone())).collect());
+    let pool = pool_with(|| Ok(()));
+    let connecting = attempt_to(format!("https://{}/", serve(1, |_, stream| hold(stream))));
+    pool.submit(vec![attempt_to(&*url), attempt_to(&*url), connecting]);
     for _ in 0..2 {
         arrivals.recv_timeout(PATIENCE).unwrap();
     }
@@ -176,9 +254,9 @@ fn abort_interrupts_what_is_in_flight_and_refuses_the_rest() {
 }
 
 #[test]
-fn a_panic_is_an_outcome_and_the_thread_goes_on() {
+fn a_panic_is_an_outcome_and_the_others_go_on() {
     let calls = AtomicUsize::new(0);
-    let pool = pool_with(1, move || match calls.fetch_add(1, Ordering::SeqCst) {
+    let pool = pool_with(move || match calls.fetch_add(1, Ordering::SeqCst) {
         0 => panic!("boom"),
         _ => Ok(()),
     });
@@ -206,7 +284,7 @@ fn dropping_the_pool_does_not_wait_and_ends_its_threads() {
     });
     let alive = Arc::new(());
     let held = alive.clone();
-    let pool = pool_with(4, move || {
+    let pool = pool_with(move || {
         let _held = &held;
         Ok(())
     });
@@ -217,7 +295,7 @@ fn dropping_the_pool_does_not_wait_and_ends_its_threads() {
     // The request would go on for longer than that.
     assert!(started.elapsed() < PATIENCE);
     closings.recv_timeout(PATIENCE).unwrap();
-    // The guard goes with the last thread.
+    // The guard goes with the thread.
     while Arc::strong_count(&alive) > 1 {
         assert!(started.elapsed() < PATIENCE, "a thread stayed");
         std::thread::yield_now();
@@ -253,15 +331,42 @@ fn pool_and_lookup_threads_take_no_signal_and_the_callers_mask_is_restored() {
         report(&in_guard);
         Err(Failure::invalid_request("seen enough"))
     });
-    let pool = pool_that(1, lookup, guard);
+    let pool = pool_that(lookup, guard);
     assert_eq!(open_signals(), before);
 
     pool.submit(vec![attempt_to("http://somewhere.invalid/")]);
-    for expected in ["webhook dns", "webhook http"] {
+    for expected in ["webhook dns", "webhook io"] {
         let (name, open) = masks.recv_timeout(PATIENCE).unwrap();
         assert!(name.starts_with(expected), "{name}");
         assert_eq!(open, 0, "{name}");
     }
+}
+
+/// How often the kernel has let it sleep.
+fn sleeps(thread: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+    let mut lines = status.lines();
+    let sleeps = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    sleeps.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn at_rest_the_thread_sleeps() {
+    let (seen, threads) = mpsc::channel();
+    let seen = Mutex::new(seen);
+    let pool = pool_with(move || {
+        // SAFETY: it has no preconditions.
+        let _ = threads::lock(&seen).send(unsafe { libc::gettid() });
+        Ok(())
+    });
+    let url = format!("http://{}/", serve_always(100, OK));
+    pool.submit((0..100).map(|_| attempt_to(&*url)).collect());
+    collect(&pool, 100);
+    let thread = threads.recv().unwrap();
+    let before = sleeps(thread);
+    std::thread::sleep(Duration::from_secs(1));
+    // Once when it had done all, and if a server has hung up or a timer of the idle connections moves.
+    assert!(sleeps(thread) - before <= 5);
 }
 
 #[test]
@@ -271,7 +376,7 @@ fn starts_with_the_systems_certificates_and_resolver_and_takes_another_setup() {
         network: Network::default(),
         roots: roots.clone(),
     };
-    let pool = Pool::start(2, installed).unwrap();
+    let pool = Pool::start(installed).unwrap();
     let url = format!("http://localhost:{}/", serve_always(1, OK).port());
     pool.submit(vec![attempt_to(&*url)]);
     let blocked = collect(&pool, 1).remove(0).result.unwrap_err();
@@ -310,9 +415,9 @@ fn route(endpoint_id: i32, url: String, connect_timeout: Duration) -> Arc<Route>
 }
 
 #[test]
-fn a_thousand_names_that_hang_hold_no_thread_and_delay_no_other_endpoint() {
+fn a_thousand_names_that_hang_delay_no_other_endpoint() {
     let (lookup, _release) = lookup_that_hangs();
-    let pool = pool_that(2, lookup, anywhere());
+    let pool = pool_that(lookup, anywhere());
     let healthy = format!("http://healthy.invalid:{}/", serve_always(2, OK).port());
     let healthy = route(0, healthy, PATIENCE);
     pool.submit(vec![attempt_on(healthy.clone())]);
@@ -354,10 +459,10 @@ fn a_thousand_names_that_hang_hold_no_thread_and_delay_no_other_endpoint() {
 #[test]
 fn what_waits_for_its_name_is_withdrawn_or_interrupted_like_the_rest() {
     let (lookup, _release) = lookup_that_hangs();
-    let pool = pool_that(2, lookup, anywhere());
+    let pool = pool_that(lookup, anywhere());
     let attempt = || attempt_to("http://hang.invalid/");
     pool.submit(vec![attempt(), attempt()]);
-    assert_eq!(pool.withdraw_waiting().len(), 2);
+    assert_eq!(pool.withdraw(|_| true).len(), 2);
     pool.submit(vec![attempt()]);
     pool.abort();
     let failure = collect(&pool, 1).remove(0).result.unwrap_err();
@@ -371,7 +476,7 @@ fn the_wait_for_a_name_is_a_part_of_the_connect_timeout_and_of_the_duration() {
         std::thread::sleep(slow);
         Ok(vec!["127.0.0.1".parse().unwrap()])
     };
-    let pool = pool_that(1, lookup, anywhere());
+    let pool = pool_that(lookup, anywhere());
     let address = serve(2, |_, stream| hold(stream));
     let url = format!("https://a.invalid:{}/", address.port());
     let stopwatch = Stopwatch::start();

@@ -1,22 +1,28 @@
 //! What is known of each name, and which is looked up next.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
+
 use super::{Answer, dns};
+use crate::failure::Failure;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
     pub prompt_threads: usize,
     pub slow_threads: usize,
-    /// Stay though there is nothing to look up.
-    pub idle_threads: usize,
+    /// A thread that had nothing to look up for as long ends.
+    pub idle: Duration,
     pub names: usize,
     /// A lookup that takes longer hangs.
     pub prompt: Duration,
     pub fresh: Duration,
     pub usable: Duration,
+    /// While lookups hang.
+    pub kept: Duration,
     pub failed: Duration,
 }
 
@@ -25,11 +31,12 @@ impl Default for Limits {
         Limits {
             prompt_threads: 48,
             slow_threads: 16,
-            idle_threads: 4,
+            idle: Duration::from_secs(5),
             names: 4096,
             prompt: Duration::from_secs(1),
             fresh: Duration::from_secs(30),
             usable: Duration::from_secs(5 * 60),
+            kept: Duration::from_secs(60 * 60),
             failed: Duration::from_secs(1),
         }
     }
@@ -49,13 +56,52 @@ pub(super) struct Names {
 }
 
 struct Name {
-    last: Option<(Answer, Instant)>,
+    good: Option<(Vec<IpAddr>, Instant)>,
+    /// Of the last lookup, if it failed.
+    failure: Option<(Failure, Instant)>,
     /// Of the last lookup.
     was: Was,
-    /// In a lane, waiting or being looked up.
-    in_lane: bool,
+    /// Since when it is in a lane, waiting or being looked up.
+    in_lane: Option<Instant>,
     /// Somebody is interested.
     until: Instant,
+    answered: Arc<Notify>,
+}
+
+impl Name {
+    fn new(until: Instant) -> Name {
+        Name {
+            good: None,
+            failure: None,
+            was: Was::New,
+            in_lane: None,
+            until,
+            answered: Arc::default(),
+        }
+    }
+
+    fn is_fresh(&self, now: Instant, limits: &Limits) -> bool {
+        let younger = |at: Instant, limit| now.saturating_duration_since(at) < limit;
+        match (&self.failure, &self.good) {
+            (Some((_, at)), _) => younger(*at, limits.failed),
+            (None, Some((_, at))) => younger(*at, limits.fresh),
+            (None, None) => false,
+        }
+    }
+
+    fn answer(&self, now: Instant, limits: &Limits) -> Option<Answer> {
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let hangs = self.was == Was::Slow && self.failure.is_some()
+            || self.in_lane.is_some_and(|since| age(since) > limits.prompt);
+        let usable = if hangs { limits.kept } else { limits.usable };
+        if let Some((addresses, at)) = &self.good
+            && age(*at) < usable
+        {
+            return Some(Ok(addresses.clone()));
+        }
+        let (failure, at) = self.failure.as_ref()?;
+        (age(*at) < limits.failed).then(|| Err(failure.clone()))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -101,48 +147,39 @@ impl Names {
             if let Err(full) = self.make_room() {
                 return Some(Err(full));
             }
-            let name = Name {
-                last: None,
-                was: Was::New,
-                in_lane: false,
-                until,
-            };
-            self.by_host.insert(host.into(), name);
+            self.by_host.insert(host.into(), Name::new(until));
         }
         let (host, _) = self.by_host.get_key_value(host)?;
         let host = host.clone();
         let name = self.by_host.get_mut(&host)?;
         name.until = name.until.max(until);
 
-        let (fresh, usable) = match &name.last {
-            None => (false, None),
-            Some((answer, at)) => {
-                let age = now.saturating_duration_since(*at);
-                let (fresh, usable) = match answer {
-                    Ok(_) => (self.limits.fresh, self.limits.usable),
-                    Err(_) => (self.limits.failed, self.limits.failed),
-                };
-                (age < fresh, (age < usable).then(|| answer.clone()))
-            }
-        };
-        if !fresh && !name.in_lane {
-            name.in_lane = true;
+        if !name.is_fresh(now, &self.limits) && name.in_lane.is_none() {
+            name.in_lane = Some(now);
             match name.was {
-                Was::Prompt => self.prompt.first.push(host),
-                Was::New => self.prompt.waiting.push(host),
-                Was::Slow => self.slow.waiting.push(host),
+                Was::Prompt => self.prompt.first.push(host.clone()),
+                Was::New => self.prompt.waiting.push(host.clone()),
+                Was::Slow => self.slow.waiting.push(host.clone()),
             }
         }
-        usable
+        self.by_host.get(&host)?.answer(now, &self.limits)
+    }
+
+    /// Notified when a name that is in a lane has been looked up.
+    pub fn answered(&self, host: &str) -> Option<Arc<Notify>> {
+        Some(self.by_host.get(host)?.answered.clone())
     }
 
     /// Those in a lane stay: there are as many as fit.
-    fn make_room(&mut self) -> Result<(), crate::Failure> {
+    fn make_room(&mut self) -> Result<(), Failure> {
         if self.by_host.len() < self.limits.names {
             return Ok(());
         }
-        let answered = self.by_host.iter().filter(|(_, name)| !name.in_lane);
-        let oldest = answered.min_by_key(|(_, name)| name.last.as_ref().map(|(_, at)| *at));
+        let answered = self
+            .by_host
+            .iter()
+            .filter(|(_, name)| name.in_lane.is_none());
+        let oldest = answered.min_by_key(|(_, name)| name.until);
         let Some((host, _)) = oldest else {
             return Err(dns("too many host names are being looked up"));
         };
@@ -161,7 +198,7 @@ impl Names {
             && let Some(name) = self.by_host.get_mut(host)
             && name.until <= now
         {
-            name.in_lane = false;
+            name.in_lane = None;
             self.slow.waiting.pop();
         }
         let prompt = self.limits.prompt;
@@ -190,12 +227,25 @@ impl Names {
             lane.begun.swap_remove(place);
         }
         if let Some(name) = self.by_host.get_mut(&lookup.host) {
-            name.last = Some((answer, now));
-            name.in_lane = false;
+            name.in_lane = None;
             name.was = match now.duration_since(lookup.begun) > self.limits.prompt {
                 true => Was::Slow,
                 false => Was::Prompt,
             };
+            match answer {
+                Ok(addresses) => {
+                    name.good = Some((addresses, now));
+                    name.failure = None;
+                }
+                Err(failure) => {
+                    // A server that says no takes the addresses back; one that says nothing does not.
+                    if name.was == Was::Prompt {
+                        name.good = None;
+                    }
+                    name.failure = Some((failure, now));
+                }
+            }
+            name.answered.notify_waiters();
         }
     }
 }

@@ -12,7 +12,7 @@ fn resolver_within(
     limits: Limits,
     lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
 ) -> Resolver {
-    Resolver::start(Box::new(lookup), limits).unwrap()
+    Resolver::new(Box::new(lookup), limits)
 }
 
 fn resolver(lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static) -> Resolver {
@@ -25,7 +25,17 @@ fn resolver_by(
     limits: Limits,
     lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
 ) -> Resolver {
-    Resolver::with_clock(clock.clock(), Box::new(lookup), limits).unwrap()
+    Resolver::with_clock(clock.clock(), Box::new(lookup), limits)
+}
+
+impl Resolver {
+    fn wait_for(&self, host: &str, wait: Duration) -> Answer {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        let deadline = time::Instant::now() + wait;
+        runtime.unwrap().block_on(self.addresses(host, deadline))
+    }
 }
 
 fn loopback() -> io::Result<Vec<IpAddr>> {
@@ -82,11 +92,11 @@ fn an_answer_serves_all_spellings_of_a_name_from_the_cache() {
     assert_eq!(resolver.known("a.invalid", PATIENCE), None);
     for host in ["a.invalid", "A.Invalid"] {
         assert_eq!(
-            resolver.addresses(host, PATIENCE).unwrap(),
+            resolver.wait_for(host, PATIENCE).unwrap(),
             loopback().unwrap()
         );
-        assert!(resolver.known(host, PATIENCE).unwrap().is_ok());
     }
+    assert!(resolver.known("a.invalid", PATIENCE).unwrap().is_ok());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
@@ -102,18 +112,18 @@ fn a_name_that_does_not_exist_is_dns_and_is_looked_up_again_after_a_moment() {
         }
     });
     for _ in 0..2 {
-        let failure = resolver.addresses("a.invalid", PATIENCE).unwrap_err();
+        let failure = resolver.wait_for("a.invalid", PATIENCE).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Dns);
         assert_eq!(resolver.known("a.invalid", PATIENCE), Some(Err(failure)));
         clock.pass(limits.failed);
     }
-    assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
+    assert!(resolver.wait_for("a.invalid", PATIENCE).is_ok());
 }
 
 #[test]
 fn a_lookup_that_fails_for_want_of_descriptors_is_local() {
     let resolver = resolver(|_| Err(io::Error::from_raw_os_error(libc::EMFILE)));
-    let failure = resolver.addresses("a.invalid", PATIENCE).unwrap_err();
+    let failure = resolver.wait_for("a.invalid", PATIENCE).unwrap_err();
     assert_eq!(failure.kind, FailureKind::Local);
 }
 
@@ -125,11 +135,11 @@ fn a_lookup_that_panics_is_local_and_its_thread_goes_on() {
     });
     for n in 0..2 * Limits::default().threads() {
         let failure = resolver
-            .addresses(&format!("bad{n}.invalid"), PATIENCE)
+            .wait_for(&format!("bad{n}.invalid"), PATIENCE)
             .unwrap_err();
         assert_eq!(failure, Failure::new(FailureKind::Local, "panic: boom"));
     }
-    assert!(resolver.addresses("fine.invalid", PATIENCE).is_ok());
+    assert!(resolver.wait_for("fine.invalid", PATIENCE).is_ok());
 }
 
 #[test]
@@ -141,7 +151,7 @@ fn a_caller_waits_for_a_hanging_lookup_no_longer_than_its_deadline() {
     } = hanging();
     let resolver = resolver(lookup);
     let stopwatch = Stopwatch::start();
-    assert_eq!(resolver.addresses("hang.invalid", SOON), Err(late()));
+    assert_eq!(resolver.wait_for("hang.invalid", SOON), Err(late()));
     assert!(stopwatch.elapsed() < SOON + Duration::from_millis(500));
 }
 
@@ -156,7 +166,7 @@ fn concurrent_callers_of_a_name_share_one_lookup() {
     let callers: Vec<_> = (0..8)
         .map(|_| {
             let resolver = resolver.clone();
-            thread::spawn(move || resolver.addresses("hang.invalid", PATIENCE))
+            thread::spawn(move || resolver.wait_for("hang.invalid", PATIENCE))
         })
         .collect();
     begun.recv().unwrap();
@@ -182,7 +192,7 @@ fn an_answer_that_is_no_longer_fresh_is_given_at_once_while_it_is_looked_up_agai
             }
         }
     });
-    let old = resolver.addresses("a.invalid", PATIENCE);
+    let old = resolver.wait_for("a.invalid", PATIENCE);
     clock.pass(limits.fresh);
     for _ in 0..3 {
         assert_eq!(resolver.known("a.invalid", PATIENCE), Some(old.clone()));
@@ -192,13 +202,43 @@ fn an_answer_that_is_no_longer_fresh_is_given_at_once_while_it_is_looked_up_agai
 }
 
 #[test]
+fn whoever_waits_for_a_lookup_gets_the_last_good_answer_as_soon_as_it_hangs() {
+    let limits = Limits {
+        prompt: QUICK.prompt,
+        ..Limits::default()
+    };
+    let clock = HandMoved::new();
+    let (_release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let (tell, begun) = mpsc::channel();
+    let asked = AtomicUsize::new(0);
+    let resolver = resolver_by(&clock, limits, move |_| {
+        tell.send(()).unwrap();
+        if asked.fetch_add(1, Ordering::SeqCst) > 0 {
+            let _ = threads::lock(&released).recv();
+        }
+        loopback()
+    });
+    assert!(resolver.wait_for("a.invalid", PATIENCE).is_ok());
+    clock.pass(limits.usable);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| resolver.wait_for("a.invalid", PATIENCE));
+        for _ in 0..2 {
+            begun.recv_timeout(PATIENCE).unwrap();
+        }
+        clock.pass(2 * limits.prompt);
+        assert!(waiting.join().unwrap().is_ok());
+    });
+}
+
+#[test]
 fn an_answer_that_is_too_old_is_not_given() {
     let (clock, limits) = (HandMoved::new(), Limits::default());
     let resolver = resolver_by(&clock, limits, |_| loopback());
-    assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
+    assert!(resolver.wait_for("a.invalid", PATIENCE).is_ok());
     clock.pass(limits.usable);
     assert_eq!(resolver.known("a.invalid", PATIENCE), None);
-    assert!(resolver.addresses("a.invalid", PATIENCE).is_ok());
+    assert!(resolver.wait_for("a.invalid", PATIENCE).is_ok());
 }
 
 #[test]
@@ -213,7 +253,7 @@ fn a_thousand_names_that_hang_delay_no_known_name_and_no_new_one_for_more_than_a
         ..
     } = hanging();
     let resolver = resolver_within(limits, lookup);
-    assert!(resolver.addresses("known.invalid", PATIENCE).is_ok());
+    assert!(resolver.wait_for("known.invalid", PATIENCE).is_ok());
     for n in 0..1000 {
         assert_eq!(resolver.known(&format!("hang{n}.invalid"), PATIENCE), None);
     }
@@ -223,7 +263,7 @@ fn a_thousand_names_that_hang_delay_no_known_name_and_no_new_one_for_more_than_a
         assert!(stopwatch.elapsed() < SOON);
         assert!(
             resolver
-                .addresses(&format!("new{n}.invalid"), PATIENCE)
+                .wait_for(&format!("new{n}.invalid"), PATIENCE)
                 .is_ok()
         );
         assert!(stopwatch.elapsed() < limits.prompt + Duration::from_millis(500));
@@ -235,11 +275,12 @@ fn a_thousand_names_that_hang_delay_no_known_name_and_no_new_one_for_more_than_a
 const QUICK: Limits = Limits {
     prompt_threads: 12,
     slow_threads: 4,
-    idle_threads: 2,
+    idle: Duration::from_millis(20),
     names: 4096,
     prompt: Duration::from_millis(20),
     fresh: Duration::ZERO,
     usable: Duration::ZERO,
+    kept: Duration::ZERO,
     failed: Duration::from_secs(60),
 };
 
@@ -266,7 +307,7 @@ fn threads_grow_to_the_cap_and_not_past_it_and_go_when_nothing_hangs() {
     // With the one that waits for a turn.
     assert_eq!(resolver.threads(), QUICK.prompt_threads + 1);
     drop(release);
-    wait_until(|| begun.try_iter().count() == 0 && resolver.threads() == QUICK.idle_threads);
+    wait_until(|| begun.try_iter().count() == 0 && resolver.threads() == 0);
 }
 
 #[test]
@@ -388,7 +429,7 @@ fn the_number_of_names_kept_is_bounded() {
     for n in 0..50 {
         assert!(
             resolver
-                .addresses(&format!("n{n}.invalid"), PATIENCE)
+                .wait_for(&format!("n{n}.invalid"), PATIENCE)
                 .is_ok()
         );
     }
@@ -409,20 +450,77 @@ fn the_number_of_names_kept_is_bounded() {
 }
 
 #[test]
-fn closing_ends_the_waits() {
-    let Hanging {
-        lookup,
-        release: _release,
-        begun,
-    } = hanging();
-    let resolver = resolver(lookup);
-    let waiting = thread::spawn({
-        let resolver = resolver.clone();
-        move || resolver.addresses("hang.invalid", PATIENCE)
-    });
-    begun.recv().unwrap();
+fn threads_come_with_the_first_name_and_go_when_there_is_nothing_to_do() {
+    let limits = Limits {
+        idle: QUICK.idle,
+        ..Limits::default()
+    };
+    let resolver = resolver_within(limits, |_| loopback());
+    assert_eq!(resolver.threads(), 0);
+    for host in ["a.invalid", "b.invalid"] {
+        assert!(resolver.wait_for(host, PATIENCE).is_ok());
+        wait_until(|| resolver.threads() == 0);
+    }
+}
+
+#[test]
+fn a_closed_resolver_starts_nothing_and_keeps_no_thread() {
+    let resolver = resolver(|_| loopback());
+    assert!(resolver.wait_for("a.invalid", PATIENCE).is_ok());
     resolver.close();
-    let failure = waiting.join().unwrap().unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Local);
-    assert_eq!(resolver.known("a.invalid", PATIENCE), Some(Err(failure)));
+    wait_until(|| resolver.threads() == 0);
+    assert_eq!(resolver.wait_for("b.invalid", SOON), Err(late()));
+    assert_eq!(resolver.threads(), 0);
+}
+
+#[test]
+fn a_lookup_that_hung_before_it_failed_leaves_the_last_good_answer_for_an_hour() {
+    let limits = Limits::default();
+    let mut names = Names::new(limits);
+    let mut now = Instant::now();
+    let look_up = |names: &mut Names, now: &mut Instant, takes: Duration, answer: Answer| {
+        let before = names.known("a.invalid", *now + PATIENCE, *now);
+        let Turn::Yours(lookup) = names.begin_next(*now) else {
+            panic!("no turn");
+        };
+        *now += takes;
+        names.finish(lookup, answer, *now);
+        before
+    };
+    let good = Ok(loopback().unwrap());
+    let prompt = Duration::ZERO;
+    assert_eq!(look_up(&mut names, &mut now, prompt, good.clone()), None);
+
+    // The server says nothing.
+    now += limits.usable;
+    assert_eq!(
+        look_up(&mut names, &mut now, 2 * limits.prompt, Err(late())),
+        None
+    );
+    assert_eq!(names.known("a.invalid", now, now), Some(good.clone()));
+    now += limits.failed;
+    assert_eq!(
+        look_up(&mut names, &mut now, 2 * limits.prompt, Err(late())),
+        Some(good.clone())
+    );
+    now += limits.kept - limits.usable - 10 * limits.prompt;
+    assert_eq!(
+        look_up(&mut names, &mut now, 2 * limits.prompt, Err(late())),
+        Some(good.clone())
+    );
+    now += 10 * limits.prompt;
+    assert_eq!(names.known("a.invalid", now, now), None);
+
+    // The server says no.
+    let Turn::Yours(lookup) = names.begin_next(now - limits.prompt) else {
+        panic!("no turn");
+    };
+    names.finish(lookup, good.clone(), now);
+    now += limits.fresh;
+    let no = Err(dns("Name or service not known"));
+    assert_eq!(
+        look_up(&mut names, &mut now, prompt, no.clone()),
+        Some(good)
+    );
+    assert_eq!(names.known("a.invalid", now, now), Some(no));
 }

@@ -90,22 +90,41 @@ fn what_is_in_flight_is_settled_while_disabled() {
 }
 
 #[test]
-fn a_changed_number_of_threads_applies_on_reload() {
+fn a_changed_max_in_flight_applies_on_reload_to_the_worker_that_runs() {
     let mut cluster = Cluster::builder()
-        .setting("webhook.max_in_flight = 20")
+        .setting("webhook.max_in_flight = 4")
         .start();
-    let database = cluster.database("resized");
-    let receiver = Receiver::start();
-    database.add_endpoint("orders", &receiver.url("/orders"));
-    let first = worker::pid(&database);
-    database.wait_until("SELECT state = 'running' FROM webhook_status()");
-    let before = worker::threads(first);
-    cluster.configure("webhook.max_in_flight = 4");
+    let (database, receiver) = (cluster.database("resized"), Receiver::start());
+    receiver.hold("/orders");
+    let url = receiver.url("/orders");
+    database.add_endpoint_with("orders", &url, "max_in_flight => 100");
+    let worker = worker::pid(&database);
+    database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 50)");
+    database.wait_until("SELECT in_flight BETWEEN 1 AND 4 FROM webhook_status()");
+    cluster.configure("webhook.max_in_flight = 20");
     cluster.reload();
-    let second = worker::successor(&database, first);
-    let event = database.emit("order.created", json!({}));
-    database.wait_for_status(event, "SENT");
-    assert_eq!(worker::threads(second), before - 20 + 4);
+    database.wait_until("SELECT in_flight > 4 FROM webhook_status()");
+    assert_eq!(worker::pid(&database), worker);
+    assert!(receiver.requests().len() <= 20);
+    receiver.release("/orders");
+    database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
+}
+
+/// However many requests were in flight: one that touches the database, and one that sends.
+#[test]
+fn an_idle_worker_has_two_threads() {
+    let cluster = Cluster::start();
+    let (database, receiver) = (cluster.database("idle"), Receiver::start());
+    let url = receiver.url("/orders").replace("127.0.0.1", "localhost");
+    database.add_endpoint("orders", &url);
+    database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 100)");
+    database.wait_until("SELECT count(*) = 100 FROM webhook.delivery WHERE status = 'SENT'");
+    // The thread that looked the name up goes a few seconds later.
+    let pid = worker::pid(&database);
+    wait::until("two threads", || match worker::threads(pid) {
+        2 => Ok(()),
+        others => Err(others),
+    });
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! That the guard cannot be got around.
 
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
@@ -96,9 +95,8 @@ impl Moving {
             true => Ok(addresses(&[BESIDE])),
         };
         let clock = HandMoved::new();
-        let resolver =
-            Resolver::with_clock(clock.clock(), Box::new(lookup), Limits::default()).unwrap();
-        let client = Client::new(8, resolver, guard, &Roots::default());
+        let resolver = Resolver::with_clock(clock.clock(), Box::new(lookup), Limits::default());
+        let client = Client::new(resolver, guard, &Roots::default());
         Moving {
             client,
             moved,
@@ -158,7 +156,7 @@ fn an_idle_connection_is_not_used_under_other_rules_than_it_was_made_by() {
     // The name is permitted where it is now; the idle connection goes to where it was.
     let mut stricter = anywhere();
     stricter.deny = networks("127.0.0.1");
-    moving.client.change_rules(stricter, &Roots::default());
+    moving.client.pool.change_rules(stricter, &Roots::default());
     moving.move_away();
     let failure = moving.client.deliver(&by_name).unwrap_err();
     assert_eq!(
@@ -168,7 +166,7 @@ fn an_idle_connection_is_not_used_under_other_rules_than_it_was_made_by() {
     assert!(connections.try_recv().is_err());
 
     let client = moving.client;
-    client.change_rules(anywhere(), &Roots::default());
+    client.pool.change_rules(anywhere(), &Roots::default());
     let by_address = attempt_to(format!("http://{address}/"));
     assert_eq!(client.deliver(&by_address).unwrap().status, 200);
     assert_eq!(connections.try_recv(), Ok(1));
@@ -193,19 +191,23 @@ fn what_is_in_flight_under_old_rules_is_finished_and_can_be_interrupted() {
     thread::scope(|scope| {
         let first = scope.spawn(deliver);
         arrivals.recv().unwrap();
-        client.change_rules(Network::default(), &Roots::default());
+        client
+            .pool
+            .change_rules(Network::default(), &Roots::default());
         release.send(()).unwrap();
         assert_eq!(first.join().unwrap().unwrap().status, 200);
 
-        client.change_rules(anywhere(), &Roots::default());
+        client.pool.change_rules(anywhere(), &Roots::default());
         let second = scope.spawn(deliver);
         arrivals.recv().unwrap();
-        client.change_rules(Network::default(), &Roots::default());
-        client.abort();
+        client
+            .pool
+            .change_rules(Network::default(), &Roots::default());
+        client.pool.abort();
         let failure = second.join().unwrap().unwrap_err();
         assert_eq!(failure.kind, FailureKind::Local);
     });
-    client.change_rules(anywhere(), &Roots::default());
+    client.pool.change_rules(anywhere(), &Roots::default());
     let failure = client
         .deliver(&attempt_to("http://127.0.0.1:1/"))
         .unwrap_err();
@@ -275,4 +277,113 @@ fn delivers_without_a_proxy() {
     let address = serve_always(1, OK);
     let attempt = attempt_to(format!("http://{address}/"));
     assert_eq!(client().deliver(&attempt).unwrap().status, 200);
+}
+
+#[test]
+fn literals_need_no_lookup() {
+    let port = serve_always(2, OK).port();
+    let lookup = |host: &str| panic!("looked up {host}");
+    let client = client_that(lookup, anywhere(), &Roots::default());
+    for host in ["127.0.0.1", "2130706433"] {
+        let attempt = attempt_to(format!("http://{host}:{port}/"));
+        assert_eq!(client.deliver(&attempt).unwrap().status, 200);
+    }
+}
+
+#[test]
+fn the_guard_is_asked_about_cached_answers_too() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = asked.clone();
+    let lookup = move |_: &str| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        Ok(addresses(&["127.0.0.1"]))
+    };
+    let client = client_that(lookup, Network::default(), &Roots::default());
+    for _ in 0..2 {
+        let loopback = "127.0.0.1 is a loopback address, and not in webhook.allow_networks";
+        assert_blocked(client.deliver(&attempt_to("https://a.invalid/")), loopback);
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn all_addresses_are_judged_though_not_all_can_be_dialled() {
+    let forbidden = Forbidden::at("127.0.0.1");
+    let port = forbidden.address().port();
+    let lookup = |_: &str| {
+        let mut answer = vec!["127.0.0.1"; MAX_ADDRESSES];
+        answer.push("169.254.169.254");
+        Ok(addresses(&answer))
+    };
+    let client = client_that(lookup, only("127.0.0.1"), &Roots::default());
+    let failure = client.deliver(&attempt_to(format!("http://a.invalid:{port}/")));
+    assert_eq!(failure.unwrap_err().kind, FailureKind::Blocked);
+    assert!(!forbidden.was_dialled());
+}
+
+#[test]
+fn a_name_that_moves_within_the_permitted_addresses_is_not_sent_over_an_old_connection() {
+    let here = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = here.local_addr().unwrap().port();
+    let beside = TcpListener::bind((BESIDE, port)).unwrap();
+    let answering = |listener: TcpListener, answer: &'static [u8]| {
+        thread::spawn(move || {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            while read_request(&mut stream).is_some() {
+                stream.get_mut().write_all(answer).unwrap();
+            }
+        });
+    };
+    answering(here, OK);
+    answering(beside, b"HTTP/1.1 204 Moved\r\n\r\n");
+    let moving = Moving::new(anywhere());
+    let attempt = attempt_to(format!("http://moves.invalid:{port}/"));
+    assert_eq!(moving.client.deliver(&attempt).unwrap().status, 200);
+    moving.move_away();
+    assert_eq!(moving.client.deliver(&attempt).unwrap().status, 204);
+}
+
+#[test]
+fn the_next_address_is_tried_where_one_refuses() {
+    let port = serve_always(1, OK).port();
+    let lookup = |_: &str| Ok(addresses(&[BESIDE, "127.0.0.1"]));
+    let client = client_that(lookup, anywhere(), &Roots::default());
+    let attempt = attempt_to(format!("http://two.invalid:{port}/"));
+    assert_eq!(client.deliver(&attempt).unwrap().status, 200);
+}
+
+/// A client whose resolver answers at first, and hangs from the second lookup on until the sender is dropped.
+fn client_whose_resolver_comes_to_hang(clock: &HandMoved) -> (Client, mpsc::Sender<()>) {
+    let (release, released) = mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let asked = AtomicUsize::new(0);
+    let lookup = move |_: &str| {
+        if asked.fetch_add(1, Ordering::SeqCst) > 0 {
+            let _ = threads::lock(&released).recv();
+        }
+        Ok(addresses(&["127.0.0.1"]))
+    };
+    let resolver = Resolver::with_clock(clock.clock(), Box::new(lookup), Limits::default());
+    let client = Client::new(resolver, anywhere(), &Roots::default());
+    (client, release)
+}
+
+#[test]
+fn the_last_good_address_serves_while_the_resolver_hangs_unless_it_is_forbidden_now() {
+    let limits = Limits::default();
+    let clock = HandMoved::new();
+    let (client, _release) = client_whose_resolver_comes_to_hang(&clock);
+    let attempt = attempt_to(format!("http://a.invalid:{}/", serve_always(2, OK).port()));
+    assert_eq!(client.deliver(&attempt).unwrap().status, 200);
+
+    // With the first of them the lookup begins that hangs.
+    for age in [limits.fresh, limits.usable, limits.usable] {
+        clock.pass(age);
+        assert_eq!(client.deliver(&attempt).unwrap().status, 200);
+    }
+    client
+        .pool
+        .change_rules(Network::default(), &Roots::default());
+    let failure = client.deliver(&attempt).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Blocked);
 }
