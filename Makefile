@@ -25,7 +25,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build script install run demo test lint unit e2e upgradetest reference api bench package clean venv
+.PHONY: help setup build script install run demo test lint unit e2e upgradetest reference api bench peers package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,10 +116,20 @@ reference: install ## write docs/reference.md from the catalogs
 api: install ## with a release: freeze public names and signatures, which only grow from then on
 	cargo run --quiet --package webhook-e2e --bin reference api >pgrx-tests/api-$(basename $(VERSION)).txt
 
-bench: install ## what emitting costs, commit to receipt on an idle server, what retention costs delivery
-	cargo run --release --quiet --package webhook-e2e --bin emit
-	cargo run --release --quiet --package webhook-e2e --bin latency
-	cargo run --release --quiet --package webhook-e2e --bin retention
+# ONLY=fairness runs one section; bench/src/main.rs lists them and what OPTIONS= may say, such as --quick.
+bench: install venv peers ## beside other systems, and under load; ONLY=fairness OPTIONS=--quick; 30 minutes
+	cargo build --release --quiet --package webhook-bench
+	$(TARGET)/release/webhook-bench $(ONLY) $(OPTIONS)
+
+# A peer that cannot be installed is reported as missing by the run.
+PEERS := $(TARGET)/peers
+peers:
+	@command -v redis-server >/dev/null || $(SUDO) env DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends redis-server >/dev/null || echo "Without redis-server"
+	@cmp -s bench/peers/package-lock.json $(PEERS)/node_modules/installed.json || { \
+		mkdir -p $(PEERS) && cp bench/peers/package*.json $(PEERS)/ && \
+		PATH=$(VENV)/bin:$$PATH $(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(PEERS) && \
+		cp bench/peers/package-lock.json $(PEERS)/node_modules/installed.json; } || echo "Without the peers of npm"
 
 venv: setup ## what the checks take from PyPI and npm
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)

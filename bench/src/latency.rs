@@ -6,9 +6,14 @@ use serde_json::json;
 use webhook_e2e::database::emit;
 use webhook_e2e::{Cluster, Receiver};
 
-const EVENTS: usize = 500;
+use crate::measure::percentile;
+use crate::options::Options;
+use crate::report::{Figure, progress};
 
-fn main() {
+const EVENTS: usize = 500;
+const WANTED_MS: f64 = 1.5;
+
+pub fn run(_: &Options) -> Vec<Figure> {
     let cluster = (Cluster::builder().purpose("bench"))
         .setting("webhook.poll_interval = '1h'")
         .start();
@@ -17,6 +22,7 @@ fn main() {
     database.add_endpoint("receiver", &receiver.url("/"));
     let mut client = database.connect();
 
+    progress(&format!("latency: {EVENTS} events, one at a time"));
     let mut from_statement = Vec::with_capacity(EVENTS);
     let mut from_commit = Vec::with_capacity(EVENTS);
     for number in 1..=EVENTS {
@@ -29,18 +35,24 @@ fn main() {
         // The next one finds the server idle again.
         database.wait_for_status(event, "SENT");
     }
-    println!("{EVENTS} events, one at a time, to a receiver on loopback");
-    report("statement to receipt", &mut from_statement);
-    report("commit to receipt", &mut from_commit);
+    let commit_p50 = percentile(&mut from_commit, 50);
+    vec![
+        Figure::new(
+            "commit to receipt, idle server",
+            percentiles(&mut from_commit),
+        )
+        .wanted(
+            format!("p50 at most {WANTED_MS} ms"),
+            commit_p50 <= WANTED_MS,
+        ),
+        Figure::new(
+            "statement to receipt, idle server",
+            percentiles(&mut from_statement),
+        ),
+    ]
 }
 
-fn report(what: &str, durations: &mut [Duration]) {
-    durations.sort();
-    let percentile = |p: usize| durations[(durations.len() - 1) * p / 100].as_secs_f64() * 1e3;
-    println!(
-        "{what}: p50 {:.2} ms, p90 {:.2} ms, p99 {:.2} ms",
-        percentile(50),
-        percentile(90),
-        percentile(99)
-    );
+fn percentiles(durations: &mut [Duration]) -> String {
+    let [p50, p90, p99] = [50, 90, 99].map(|percent| percentile(durations, percent));
+    format!("p50 {p50:.2} ms, p90 {p90:.2} ms, p99 {p99:.2} ms")
 }

@@ -1,4 +1,5 @@
-//! What retention costs delivery: the same load without and with a million expired deliveries being removed.
+//! What retention costs delivery: the same load without and with a million expired deliveries being
+//! removed.
 
 use std::collections::HashMap;
 use std::thread;
@@ -9,7 +10,12 @@ use uuid::Uuid;
 use webhook_e2e::database::emit;
 use webhook_e2e::{Cluster, Database, Receiver, wait};
 
-const EXPIRED: i32 = 1_000_000;
+use crate::measure::percentile;
+use crate::options::Options;
+use crate::report::{Figure, progress};
+
+/// In thousands.
+const EXPIRED: u32 = 1_000;
 const EVENTS_PER_SECOND: u32 = 1_000;
 const EMITTERS: u32 = 4;
 const FLOW: Duration = Duration::from_secs(8);
@@ -17,19 +23,24 @@ const BACKLOG: i64 = 20_000;
 const ROUNDS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn main() {
+pub fn run(options: &Options) -> Vec<Figure> {
     let mut cluster = (Cluster::builder().purpose("bench"))
         .setting("webhook.retention_sent = -1")
         .setting("max_wal_size = '8GB'")
         .start();
     let database = cluster.database("retention");
     database.add_endpoint("receiver", "http://127.0.0.1:9/");
-    keep_old_deliveries(&database);
+    let expired = EXPIRED * options.thousandths;
+    progress(&format!("retention: making {expired} old deliveries"));
+    keep_old_deliveries(&database, expired);
 
     // Both have the same tables; what differs is whether the old deliveries have expired.
     let (mut without, mut with) = (Load::default(), Load::default());
-    for _ in 0..ROUNDS {
+    for round in 1..=ROUNDS {
         for (retention, load) in [("-1", &mut without), ("'7d'", &mut with)] {
+            progress(&format!(
+                "retention: round {round}, webhook.retention_sent = {retention}"
+            ));
             cluster.configure(&format!("webhook.retention_sent = {retention}"));
             cluster.reload();
             let before = old_deliveries(&database);
@@ -40,26 +51,28 @@ fn main() {
             load.removed += before - left;
         }
     }
-    println!(
-        "{EVENTS_PER_SECOND} events/s for {FLOW:?} and a backlog of {BACKLOG}, {ROUNDS} times each, on loopback"
-    );
-    without.report("without expired deliveries");
-    with.report(&format!("with {EXPIRED} of them being removed"));
-    println!(
-        "ratio: {:.3} of the rate at {EVENTS_PER_SECOND} events/s, {:.3} of the rate of a backlog",
-        with.flow_rate() / without.flow_rate(),
-        with.backlog_rate() / without.backlog_rate()
-    );
+    vec![
+        without.figure("without expired deliveries"),
+        with.figure(&format!("with {expired} of them being removed")),
+        Figure::new(
+            format!("rate of {EVENTS_PER_SECOND} events/s, of a backlog, while retention removes"),
+            format!(
+                "{:.3}, {:.3} of without",
+                with.flow_rate() / without.flow_rate(),
+                with.backlog_rate() / without.backlog_rate()
+            ),
+        ),
+    ]
 }
 
 /// Deliveries of a day, long ago, and their events; one in ten has failed once.
-fn keep_old_deliveries(database: &Database) {
+fn keep_old_deliveries(database: &Database, expired: u32) {
     database.execute(&format!(
         "INSERT INTO webhook.event (id, event_type, payload, created_at)
          SELECT overlay(webhook.first_id(t)::text PLACING right(md5(n::text), 12) FROM 25)::uuid, 'bench.old',
                 jsonb_build_object('number', n, 'customer', md5(n::text)), t
-         FROM generate_series(1, {EXPIRED}) n,
-              LATERAL (SELECT now() - interval '30 days' + n * interval '1 day' / {EXPIRED}) AS emitted (t);
+         FROM generate_series(1, {expired}) n,
+              LATERAL (SELECT now() - interval '30 days' + n * interval '1 day' / {expired}) AS emitted (t);
          INSERT INTO webhook.delivery_history
              (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, created_at, completed_at)
          SELECT v.id, e.id, v.event_type, 'SENT', 1, 6, v.created_at, v.created_at, v.created_at + random() * interval '50 ms'
@@ -136,18 +149,17 @@ impl Load {
         self.drained as f64 / self.draining_took.as_secs_f64()
     }
 
-    fn report(&mut self, condition: &str) {
-        self.latencies.sort();
-        let percentile =
-            |p: usize| self.latencies[(self.latencies.len() - 1) * p / 100].as_secs_f64() * 1e3;
-        println!(
-            "{condition}: {:.0} deliveries/s, commit to receipt p50 {:.2} ms, p99 {:.2} ms; backlog {:.0}/s; {} removed",
-            self.flow_rate(),
-            percentile(50),
-            percentile(99),
-            self.backlog_rate(),
-            self.removed
-        );
+    fn figure(&mut self, condition: &str) -> Figure {
+        let [p50, p99] = [50, 99].map(|percent| percentile(&mut self.latencies, percent));
+        Figure::new(
+            format!("{EVENTS_PER_SECOND} events/s {condition}"),
+            format!(
+                "{:.0}/s, p50 {p50:.2} ms, p99 {p99:.2} ms; backlog {:.0}/s; {} removed",
+                self.flow_rate(),
+                self.backlog_rate(),
+                self.removed
+            ),
+        )
     }
 }
 

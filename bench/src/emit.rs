@@ -1,14 +1,20 @@
-//! What emitting costs, as ratios within one run: webhook_emit() against plain INSERTs, a watched statement against
-//! triggers for each row, and many endpoints against few. Nothing is delivered meanwhile.
+//! What emitting costs, as ratios within one run: webhook_emit() against plain INSERTs, a watched
+//! statement against triggers for each row, and many endpoints against few. Nothing is delivered
+//! meanwhile.
 
 use std::time::Instant;
 
 use postgres::Client;
 use webhook_e2e::{Cluster, Database};
 
+use crate::measure::median;
+use crate::options::Options;
+use crate::report::{Figure, progress};
+
 const CLIENTS: &str = "8";
 const SECONDS: &str = "2";
-const ROUNDS: usize = 9;
+/// Short ones, for each round of the options.
+const ROUNDS: usize = 3;
 const ROWS: i32 = 100_000;
 const EMITS: i32 = 5_000;
 const FEW: i32 = 10;
@@ -16,15 +22,20 @@ const MANY: i32 = 10_000;
 
 const DATA: &str = r#"{"item": "teapot", "total": 100, "customer": "c-1234567"}"#;
 
-fn main() {
+pub fn run(options: &Options) -> Vec<Figure> {
     let cluster = (Cluster::builder().purpose("bench"))
         .setting("webhook.enabled = off")
         .setting("max_wal_size = '8GB'")
         .start();
-    cost(&cluster);
-    single(&cluster);
-    bulk(&cluster);
-    endpoints(&cluster);
+    progress("emit: in one session");
+    let mut figures = vec![cost(&cluster)];
+    progress("emit: in many sessions");
+    figures.extend(single(&cluster, ROUNDS * options.rounds));
+    progress("emit: from triggers");
+    figures.extend(bulk(&cluster));
+    progress("emit: among many endpoints");
+    figures.push(endpoints(&cluster, ROUNDS * options.rounds));
+    figures
 }
 
 /// In turns, so that whatever else the machine does meets both alike.
@@ -38,11 +49,6 @@ fn alternate<const N: usize>(rounds: usize, mut measure: impl FnMut(usize) -> f6
     seen.map(median)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn add_endpoints(database: &Database, count: i32) {
     database.execute(&format!(
         "INSERT INTO webhook.endpoint (name, url, event_types)
@@ -52,10 +58,10 @@ fn add_endpoints(database: &Database, count: i32) {
 }
 
 /// One session, without the way to the server and back.
-fn cost(cluster: &Cluster) {
+fn cost(cluster: &Cluster) -> Figure {
     let database = cluster.database("cost");
     let mut client = database.connect();
-    let script = include_str!("../../../bench/emit_cost.sql");
+    let script = include_str!("../emit_cost.sql");
     let shown = client.simple_query(script).expect("the script runs");
     let row = shown.iter().rev().find_map(|message| match message {
         postgres::SimpleQueryMessage::Row(row) => Some(row),
@@ -63,16 +69,22 @@ fn cost(cluster: &Cluster) {
     });
     let row = row.expect("the script ends with its figures");
     let figure = |column: &str| row.get(column).unwrap_or_default();
-    println!(
-        "in one session: {} us for two plain INSERTs, {} us for webhook_emit(): ratio {}, at most {} wanted",
-        figure("two_inserts_us"),
-        figure("webhook_emit_us"),
-        figure("ratio"),
-        figure("at_most")
-    );
+    let [ratio, at_most] = ["ratio", "at_most"].map(|column| {
+        let number = figure(column).parse::<f64>();
+        number.unwrap_or_else(|_| panic!("{column} is no number"))
+    });
+    Figure::new(
+        "webhook_emit() beside two plain INSERTs, one session",
+        format!(
+            "{} us beside {} us: {ratio}",
+            figure("webhook_emit_us"),
+            figure("two_inserts_us")
+        ),
+    )
+    .wanted(format!("at most {at_most}"), ratio <= at_most)
 }
 
-fn single(cluster: &Cluster) {
+fn single(cluster: &Cluster, rounds: usize) -> Vec<Figure> {
     let database = cluster.database("single");
     add_endpoints(&database, FEW);
     // The same columns, indexes, constraints and storage.
@@ -94,18 +106,22 @@ fn single(cluster: &Cluster) {
     );
     let emit = format!("SELECT webhook_emit('bench.1', '{DATA}');");
     let scripts = [one_line_each(&plain), emit];
-    for (synchronous_commit, waiting) in [
+    let waits = [
         ("on", "waiting for the disk"),
         ("off", "not waiting for it"),
-    ] {
-        let [plain, emit] = alternate(ROUNDS, |number| {
+    ];
+    let figure = |(synchronous_commit, waiting)| {
+        let [plain, emit] = alternate(rounds, |number| {
             pgbench(cluster, &database, &scripts[number], synchronous_commit)
         });
-        println!(
-            "{CLIENTS} clients, {waiting}: {plain:.0} transactions/s of two plain INSERTs, {emit:.0} of webhook_emit(): ratio {:.2}, at least 0.8 wanted",
-            emit / plain
-        );
-    }
+        let ratio = emit / plain;
+        Figure::new(
+            format!("webhook_emit() beside two plain INSERTs, {CLIENTS} clients {waiting}"),
+            format!("{emit:.0} beside {plain:.0} transactions/s: {ratio:.2}"),
+        )
+        .wanted("at least 0.8", ratio >= 0.8)
+    };
+    waits.map(figure).into()
 }
 
 /// pgbench ends a statement where its line does, unless it has no semicolon yet.
@@ -167,7 +183,7 @@ fn pgbench(cluster: &Cluster, database: &Database, script: &str, synchronous_com
     rate.parse().expect("the rate is a number")
 }
 
-fn bulk(cluster: &Cluster) {
+fn bulk(cluster: &Cluster) -> Vec<Figure> {
     let database = cluster.database("bulk");
     add_endpoints(&database, FEW);
     database.execute(
@@ -208,14 +224,24 @@ fn bulk(cluster: &Cluster) {
     let by_hand = insert("by_hand");
     watched.push(insert("watched"));
     let watched = median(watched);
-    println!(
-        "{ROWS} rows: {watched:.2} s through webhook_watch(), {by_row:.2} s through webhook_trigger() for each row: ratio {:.1}, at least 5 wanted; {by_hand:.2} s through a trigger of one's own for each row: ratio {:.1}",
-        by_row / watched,
-        by_hand / watched
-    );
+    let ratio = by_row / watched;
+    vec![
+        Figure::new(
+            format!("webhook_watch() beside webhook_trigger() for each of {ROWS} rows"),
+            format!("{watched:.2} s beside {by_row:.2} s: {ratio:.1}"),
+        )
+        .wanted("at least 5", ratio >= 5.0),
+        Figure::new(
+            format!("webhook_watch() beside one's own trigger for each of {ROWS} rows"),
+            format!(
+                "{watched:.2} s beside {by_hand:.2} s: {:.1}",
+                by_hand / watched
+            ),
+        ),
+    ]
 }
 
-fn endpoints(cluster: &Cluster) {
+fn endpoints(cluster: &Cluster, rounds: usize) -> Figure {
     let databases = [FEW, MANY].map(|count| {
         let database = cluster.database("endpoints");
         add_endpoints(&database, count);
@@ -224,13 +250,15 @@ fn endpoints(cluster: &Cluster) {
     let mut clients = [databases[0].connect(), databases[1].connect()];
     let emit =
         format!("SELECT count(webhook_emit('bench.7', '{DATA}')) FROM generate_series(1, {EMITS})");
-    let [few, many] = alternate(ROUNDS, |number| {
+    let [few, many] = alternate(rounds, |number| {
         timed(&mut clients[number], &emit) / f64::from(EMITS) * 1e6
     });
-    println!(
-        "one endpoint of {FEW} matches: {few:.0} us for an emit, one of {MANY}: {many:.0} us: ratio {:.2}, at most 1.2 wanted",
-        many / few
-    );
+    let ratio = many / few;
+    Figure::new(
+        format!("webhook_emit() among {MANY} endpoints beside {FEW}"),
+        format!("{many:.0} us beside {few:.0} us: {ratio:.2}"),
+    )
+    .wanted("at most 1.2", ratio <= 1.2)
 }
 
 /// Seconds.
