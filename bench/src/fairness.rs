@@ -58,8 +58,12 @@ fn beside(options: &Options, endpoints: u32, queued: u32) -> Figure {
         "{measure}: {figure}; {} requests hang",
         sink.counts().hung
     ));
-    Figure::new(measure, figure).wanted(
-        format!("p99 under {WANTED_MS} ms, all arrive"),
-        p99 < WANTED_MS && arrived == emitted,
-    )
+    let figure = Figure::new(measure, figure);
+    match endpoints {
+        0 => figure,
+        _ => figure.wanted(
+            format!("p99 under {WANTED_MS} ms, all arrive"),
+            p99 < WANTED_MS && arrived == emitted,
+        ),
+    }
 }

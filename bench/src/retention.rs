@@ -14,8 +14,8 @@ use crate::measure::percentile;
 use crate::options::Options;
 use crate::report::{Figure, progress};
 
-/// In thousands.
-const EXPIRED: u32 = 1_000;
+/// More than retention removes during a run, however short.
+const EXPIRED: u32 = 1_000_000;
 const EVENTS_PER_SECOND: u32 = 1_000;
 const EMITTERS: u32 = 4;
 const FLOW: Duration = Duration::from_secs(8);
@@ -23,16 +23,15 @@ const BACKLOG: i64 = 20_000;
 const ROUNDS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub fn run(options: &Options) -> Vec<Figure> {
+pub fn run(_: &Options) -> Vec<Figure> {
     let mut cluster = (Cluster::builder().purpose("bench"))
         .setting("webhook.retention_sent = -1")
         .setting("max_wal_size = '8GB'")
         .start();
     let database = cluster.database("retention");
     database.add_endpoint("receiver", "http://127.0.0.1:9/");
-    let expired = EXPIRED * options.thousandths;
-    progress(&format!("retention: making {expired} old deliveries"));
-    keep_old_deliveries(&database, expired);
+    progress(&format!("retention: making {EXPIRED} old deliveries"));
+    keep_old_deliveries(&database);
 
     // Both have the same tables; what differs is whether the old deliveries have expired.
     let (mut without, mut with) = (Load::default(), Load::default());
@@ -53,7 +52,7 @@ pub fn run(options: &Options) -> Vec<Figure> {
     }
     vec![
         without.figure("without expired deliveries"),
-        with.figure(&format!("with {expired} of them being removed")),
+        with.figure(&format!("with {EXPIRED} of them being removed")),
         Figure::new(
             format!("rate of {EVENTS_PER_SECOND} events/s, of a backlog, while retention removes"),
             format!(
@@ -66,13 +65,13 @@ pub fn run(options: &Options) -> Vec<Figure> {
 }
 
 /// Deliveries of a day, long ago, and their events; one in ten has failed once.
-fn keep_old_deliveries(database: &Database, expired: u32) {
+fn keep_old_deliveries(database: &Database) {
     database.execute(&format!(
         "INSERT INTO webhook.event (id, event_type, payload, created_at)
          SELECT overlay(webhook.first_id(t)::text PLACING right(md5(n::text), 12) FROM 25)::uuid, 'bench.old',
                 jsonb_build_object('number', n, 'customer', md5(n::text)), t
-         FROM generate_series(1, {expired}) n,
-              LATERAL (SELECT now() - interval '30 days' + n * interval '1 day' / {expired}) AS emitted (t);
+         FROM generate_series(1, {EXPIRED}) n,
+              LATERAL (SELECT now() - interval '30 days' + n * interval '1 day' / {EXPIRED}) AS emitted (t);
          INSERT INTO webhook.delivery_history
              (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, created_at, completed_at)
          SELECT v.id, e.id, v.event_type, 'SENT', 1, 6, v.created_at, v.created_at, v.created_at + random() * interval '50 ms'
