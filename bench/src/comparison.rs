@@ -269,7 +269,7 @@ fn draw(outcomes: &[Outcome]) -> String {
             })
             .collect(),
     });
-    chart::draw("Webhooks sent and durably settled, per second", &panels)
+    chart::draw("Webhooks sent and settled, per second", &panels)
 }
 
 /// The ratios that docs/performance.md promises.
