@@ -247,13 +247,12 @@ CREATE TABLE webhook.breaker (
     probe_claim_seq      bigint,
 
     -- after it has closed, while the backlog drains
-    ramp                 int         CHECK (ramp > 0),                    -- most in flight
     retries_before       timestamptz,                                     -- retries of earlier attempts are due at once
 
     test_event_id        uuid,                                            -- sent whatever the state: webhook_test()
     CONSTRAINT closed_or_opened CHECK (
         CASE state WHEN 'CLOSED' THEN num_nonnulls(opened_at, probe_at) = 0 AND trips = 0
-                   ELSE num_nulls(opened_at, probe_at) = 0 AND trips > 0 AND ramp IS NULL AND retries_before IS NULL END),
+                   ELSE num_nulls(opened_at, probe_at) = 0 AND trips > 0 AND retries_before IS NULL END),
     CONSTRAINT half_open_has_a_probe CHECK (
         num_nonnulls(probe_event_id, probe_claim_seq) = CASE state WHEN 'HALF_OPEN' THEN 2 ELSE 0 END)
 )

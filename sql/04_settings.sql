@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
         WHEN 'allow_ports' THEN '80, 443, 1024-65535'
         WHEN 'require_https' THEN 'public'
         WHEN 'ca_file' THEN ''
-        WHEN 'max_in_flight' THEN '64'
+        WHEN 'max_in_flight' THEN '1000'
         WHEN 'poll_interval' THEN '5s'
         WHEN 'stale_after' THEN '5min'
         WHEN 'max_payload' THEN '1MB'

@@ -85,9 +85,6 @@ BEGIN
     ELSIF (NEW.disabled_at IS NULL) <> (NEW.disabled_reason IS NULL) THEN
         problem := 'disabled_at and disabled_reason go together';
         remedy := 'Set both, or neither.';
-    ELSIF NEW.rate_limit IS NOT NULL THEN
-        problem := 'rate limits are not supported yet';
-        remedy := 'Leave rate_limit null.';
     ELSIF NEW.format NOT IN ('standard', 'raw', 'cloudevents', 'template') THEN
         problem := format('"%s" is not a format', left(NEW.format, 100));
         remedy := 'The formats are standard, raw, cloudevents and template.';
@@ -132,6 +129,9 @@ BEGIN
     ELSIF NEW.max_in_flight < 1 THEN
         problem := 'max_in_flight must be positive';
         remedy := 'Use webhook.endpoint.paused_at to stop an endpoint; leave max_in_flight null for the default.';
+    ELSIF NEW.rate_limit NOT BETWEEN 0.001 AND 1000000 THEN
+        problem := 'rate_limit must be between 0.001 and 1000000 a second';
+        remedy := 'Use webhook.endpoint.paused_at to stop an endpoint; leave rate_limit null for none.';
     END IF;
 
     IF problem IS NULL THEN

@@ -1,30 +1,65 @@
 -- Claiming: how deliveries leave the queue for the wire.
 --
--- The worker turns in three steps, each a short transaction or a part of one. It reads the agenda, page by
--- page: which endpoints have something waiting, and when the first of it is due. It claims of each due
--- endpoint as much as that endpoint has room for; PENDING becomes SENDING, the attempt is counted, and the
--- row carries the worker's instance and a new claim_seq. It asks for the route of each endpoint, and after
--- the commit the requests go out. Nothing here waits for a row: what somebody has locked is passed over and
--- tried again a little later.
+-- A sender knows when each endpoint has something due (webhook.agenda, webhook.due), and asks in one call, webhook.exchange(),
+-- for as much as each has room for. PENDING becomes SENDING, the attempt is counted, and the row carries the sender's instance
+-- and a new claim_seq. After the commit the requests go out. Nothing here waits for a row: what somebody has locked is passed
+-- over and tried again a little later.
 --
 -- The plans are fixed. The queue is empty when they are made, and known to be so after a vacuum, and may have a
 -- million rows when they are used: a sequential scan, a sort or a join the wrong way round chosen once would
 -- stay. Hence the settings on each function, the LIMITs in the LATERALs, which keep the planner from turning a
 -- join around, and plans that are generic from the start.
 
--- The next page of endpoints with something queued, in the order of their ids, at most that many. due_in_ms
--- is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0
--- for what is due and a day at most. Endpoints whose deliveries are all parked or wait for their turn are not on it.
-CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int)
-    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, turns_away boolean)
+-- When to ask for each of these endpoints again, and what a sender needs to know of them to decide how many to ask for.
+-- due_in_ms is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0 for what is due
+-- and a day at most. `is_guarded`: its breaker is not closed, or there is a test, so that more than room decides what is claimed.
+CREATE OR REPLACE FUNCTION webhook.due(endpoint_ids int[])
+    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, rate_limit float8, breaker_state text,
+                   is_guarded boolean, turns_away boolean)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     our_origin text := webhook.origin();
 BEGIN
-    -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
     RETURN QUERY
+    SELECT asked.id,
+           ceil(greatest(0, least(86400, extract(epoch FROM CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END)
+                                         - extract(epoch FROM now()))) * 1000)::bigint,
+           ours.max_in_flight, ours.rate_limit::float8, coalesce((breaker.b).state, 'CLOSED'),
+           guard.due IS NOT NULL, coalesce((guard.due).turns_away, false)
+    FROM unnest(endpoint_ids) AS asked (id)
+    LEFT JOIN LATERAL (
+        SELECT e.id, e.max_in_flight, e.rate_limit, e.policy,
+               webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, NULL) = 'ready' AS is_served
+        FROM webhook.endpoint e
+        WHERE e.id = asked.id AND e.origin = our_origin
+        LIMIT 1
+    ) ours ON true
+    LEFT JOIN LATERAL (
+        SELECT q.next_attempt_at FROM webhook.delivery_queue q
+        WHERE q.endpoint_id = ours.id AND ours.is_served AND webhook.awaits_its_time(q)
+        ORDER BY q.next_attempt_at, q.event_id LIMIT 1
+    ) waiting ON true
+    LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = ours.id LIMIT 1) breaker ON true
+    LEFT JOIN LATERAL (
+        SELECT webhook.next_look_at_breaker(breaker.b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due
+        WHERE (breaker.b).state <> 'CLOSED' OR (breaker.b).retries_before IS NOT NULL OR (breaker.b).test_event_id IS NOT NULL
+    ) guard ON true;
+END $$;
+
+-- The same for the next page of endpoints with something queued, in the order of their ids, at most that many. Endpoints whose
+-- deliveries are all parked or wait for their turn are not on it.
+CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int)
+    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, rate_limit float8, breaker_state text,
+                   is_guarded boolean, turns_away boolean)
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    page int[];
+BEGIN
+    -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
     WITH RECURSIVE page AS (
         SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
                 WHERE q.endpoint_id > after_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
@@ -35,29 +70,8 @@ BEGIN
                 ORDER BY q.endpoint_id LIMIT 1), page.ordinal + 1
         FROM page WHERE page.id IS NOT NULL AND page.ordinal < page_size
     )
-    SELECT page.id,
-           ceil(greatest(0, least(86400, extract(epoch FROM CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END)
-                                         - extract(epoch FROM now()))) * 1000)::bigint,
-           ours.max_in_flight, coalesce((guard.due).turns_away, false)
-    FROM page
-    LEFT JOIN LATERAL (
-        SELECT e.id, e.max_in_flight, e.policy,
-               webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, NULL) = 'ready' AS is_served
-        FROM webhook.endpoint e
-        WHERE e.id = page.id AND e.origin = our_origin
-        LIMIT 1
-    ) ours ON true
-    LEFT JOIN LATERAL (
-        SELECT q.next_attempt_at FROM webhook.delivery_queue q
-        WHERE q.endpoint_id = ours.id AND ours.is_served AND webhook.awaits_its_time(q)
-        ORDER BY q.next_attempt_at, q.event_id LIMIT 1
-    ) waiting ON true
-    LEFT JOIN LATERAL (
-        SELECT webhook.next_look_at_breaker(b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due FROM webhook.breaker b
-        WHERE b.endpoint_id = ours.id AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)
-        LIMIT 1
-    ) guard ON true
-    WHERE page.id IS NOT NULL;
+    SELECT array_agg(p.id) INTO page FROM page p WHERE p.id IS NOT NULL;
+    RETURN QUERY SELECT * FROM webhook.due(page);
 END $$;
 
 -- A time as the body of a request has it.
@@ -65,14 +79,13 @@ CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
--- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first; while an
--- endpoint recovers, no more than brings it, with the in_flight[i] that it has, to what its breaker allows. Of an endpoint
+-- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first. Of an endpoint
 -- nothing more is claimed when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by one
 -- payload at most. The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of
 -- them.
 -- The payload is null where somebody has deleted or redacted the event.
 CREATE OR REPLACE FUNCTION webhook.claim(
-    instance int, endpoint_ids int[], capacities int[], in_flight int[], byte_rooms bigint[], byte_room bigint)
+    instance int, endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text, tenant text)
     LANGUAGE plpgsql
@@ -90,13 +103,13 @@ BEGIN
         INTO picked, some_are_ordered, some_are_coalesced
         FROM (
             SELECT due.row_id, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
-            FROM unnest(endpoint_ids, capacities, in_flight, byte_rooms) AS w (endpoint_id, capacity, in_flight, byte_room)
+            FROM unnest(endpoint_ids, capacities, byte_rooms) AS w (endpoint_id, capacity, byte_room)
             CROSS JOIN LATERAL (
                 SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at FROM webhook.endpoint e
                 WHERE e.id = w.endpoint_id LIMIT 1
             ) e
             LEFT JOIN LATERAL (
-                SELECT b.state, b.ramp, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
+                SELECT b.state, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
             ) guard ON true
             CROSS JOIN LATERAL (
                 SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
@@ -109,7 +122,7 @@ BEGIN
                       AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
                     ORDER BY q.next_attempt_at, q.event_id
                     LIMIT CASE webhook.endpoint_state(e.is_ours, e.disabled_at, e.paused_at, guard.state)
-                              WHEN 'ready' THEN greatest(0, least(w.capacity, guard.ramp - w.in_flight)) ELSE 0 END
+                              WHEN 'ready' THEN w.capacity ELSE 0 END
                     FOR UPDATE SKIP LOCKED
                 ) q
             ) due
@@ -163,7 +176,7 @@ CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
 -- How to reach these endpoints, and in which format. One that was made without a secret gets it here.
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, header_names text[], header_values text[], secrets text[], connect_timeout_ms int, timeout_ms int,
-                   max_in_flight int, format text, template text, source text)
+                   format text, template text, source text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
@@ -181,7 +194,6 @@ BEGIN
                  WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
                  ORDER BY s.created_at DESC),
            (extract(epoch FROM p.connect_timeout) * 1000)::int, (extract(epoch FROM p.timeout) * 1000)::int,
-           e.max_in_flight,
            e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END
     FROM webhook.endpoint e, webhook.policy_of(e.policy) p
     WHERE e.id = ANY (endpoint_ids);

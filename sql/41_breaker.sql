@@ -19,8 +19,8 @@
 -- cancelled the delivery), the lease runs out and another delivery is the probe; but not while the old one is still
 -- SENDING, since it may just be slow: recovery ends that.
 --
--- When the breaker closes, what has piled up must not fall upon an endpoint that has just got up. `ramp` bounds what is
--- in flight: 1 at first, one more with each success, so it doubles with each round, until it is past 100 and ends.
+-- When the breaker closes, what has piled up must not fall upon an endpoint that has just got up: the sender begins with one
+-- request at a time, and doubles that with each round.
 -- `retries_before` makes retries that wait for their time due at once; written once, where an UPDATE of each of them would
 -- take as long as they are many.
 --
@@ -36,9 +36,6 @@ CREATE OR REPLACE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS
 CREATE OR REPLACE FUNCTION webhook.closed(b webhook.breaker, since timestamptz, failures int DEFAULT 0) RETURNS webhook.breaker
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF b.state <> 'CLOSED' THEN
-        b.ramp := 1;
-    END IF;
     b.state := 'CLOSED';
     b.consecutive_failures := failures;
     b.trips := 0;
@@ -59,7 +56,6 @@ BEGIN
     b.probe_at := since + webhook.cooldown(p, b.trips);
     b.probe_event_id := NULL;
     b.probe_claim_seq := NULL;
-    b.ramp := NULL;
     b.retries_before := NULL;
     RETURN b;
 END $$;
@@ -103,8 +99,6 @@ BEGIN
             IF (is_probe OR is_test) AND b.state <> 'CLOSED' THEN
                 b := webhook.closed(b, o.ended_at);
                 alerts := alerts || webhook.alert_about(b.endpoint_id, 'closed', NULL, NULL, is_own);
-            ELSIF NOT is_test AND b.state = 'CLOSED' THEN
-                b.ramp := nullif(b.ramp + 1, 128);
             END IF;
             IF is_test AND disabled_reason = 'exhausted' THEN
                 disabled_reason := NULL;
@@ -130,7 +124,6 @@ BEGIN
                     alerts := alerts || webhook.alert_about(b.endpoint_id, 'closed', NULL, NULL, is_own);
                 END IF;
             ELSIF b.state = 'CLOSED' THEN
-                b.ramp := CASE WHEN b.ramp > 1 THEN b.ramp / 2 ELSE b.ramp END;
                 IF o.status = 'FAILED' OR p.breaker_counts = 'attempts' THEN
                     b.consecutive_failures := b.consecutive_failures + 1;
                     IF b.consecutive_failures = p.warn_threshold THEN
@@ -163,7 +156,7 @@ END $$;
 -- Success changes nothing here.
 CREATE OR REPLACE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
     LANGUAGE sql IMMUTABLE
-    RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.ramp IS NULL AND b.test_event_id IS NULL;
+    RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.test_event_id IS NULL;
 
 -- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. Nobody is waited for: it returns
 -- the endpoints that somebody has locked, or whose breaker, and has done nothing about them.
@@ -243,7 +236,7 @@ BEGIN
     SET state = excluded.state, consecutive_failures = excluded.consecutive_failures,
         last_failure_at = excluded.last_failure_at, reason = excluded.reason, last_error = excluded.last_error,
         opened_at = excluded.opened_at, trips = excluded.trips, probe_at = excluded.probe_at,
-        probe_event_id = excluded.probe_event_id, probe_claim_seq = excluded.probe_claim_seq, ramp = excluded.ramp,
+        probe_event_id = excluded.probe_event_id, probe_claim_seq = excluded.probe_claim_seq,
         retries_before = excluded.retries_before,
         -- A row that was not there has been made by a test since.
         test_event_id = CASE WHEN old.endpoint_id = ANY (first_failed) THEN old.test_event_id ELSE excluded.test_event_id END
@@ -357,9 +350,9 @@ BEGIN
     WHERE b.endpoint_id = close_breaker.endpoint_id AND b.state <> 'CLOSED' FOR UPDATE;
 
     UPDATE webhook.breaker b
-    SET (state, consecutive_failures, trips, opened_at, probe_at, probe_event_id, probe_claim_seq, ramp, retries_before) =
+    SET (state, consecutive_failures, trips, opened_at, probe_at, probe_event_id, probe_claim_seq, retries_before) =
         (SELECT c.state, c.consecutive_failures, c.trips, c.opened_at, c.probe_at, c.probe_event_id, c.probe_claim_seq,
-                c.ramp, c.retries_before
+                c.retries_before
          FROM webhook.closed(b, now()) c)
     WHERE b.endpoint_id = close_breaker.endpoint_id;
     PERFORM webhook.wake();

@@ -93,11 +93,6 @@ BEGIN
             CASE p.failure_threshold WHEN 0 THEN 'closes too (failure_threshold = 0)' ELSE 'opens again' END, address);
     END IF;
 
-    IF b.ramp IS NOT NULL AND NOT is_stopped THEN
-        sentences := sentences || format(
-            CASE b.consecutive_failures WHEN 0 THEN 'The endpoint has recovered; of the deliveries that were kept back, at most %s at a time are sent for now.'
-                 ELSE 'At most %s at a time are sent to the endpoint until more have succeeded.' END, b.ramp);
-    END IF;
     IF b.state = 'CLOSED' AND b.consecutive_failures > 0 THEN
         sentences := sentences || format(
             'The endpoint has failed %s in a row%s%s.',

@@ -55,6 +55,7 @@ COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
 COMMENT ON ROUTINE webhook.dead_instances IS 'Runs of workers that did not end in order and do not go on.';
 COMMENT ON ROUTINE webhook.discard IS
     'Deletes dead letters with their attempts, and events that nothing needs any more.';
+COMMENT ON ROUTINE webhook.due IS 'When to ask for each of these endpoints again, and how many it may get.';
 COMMENT ON ROUTINE webhook.emit_alert IS
     'Emits the event of an alert to the endpoints that subscribe to it.';
 COMMENT ON ROUTINE webhook.emit_changes IS 'Emits a batch of changes of a watched table.';
@@ -71,6 +72,8 @@ COMMENT ON ROUTINE webhook.endpoint_at IS 'The endpoint of an address; no row wh
 COMMENT ON ROUTINE webhook.endpoint_without_credentials IS 'An endpoint without URL, headers and template.';
 COMMENT ON ROUTINE webhook.error_in_words IS 'What an error of ours means, as a sentence.';
 COMMENT ON ROUTINE webhook.event_source IS 'The source of events, as CloudEvents say it.';
+COMMENT ON ROUTINE webhook.exchange IS
+    'Settles what a sender hands in and claims what it asks for, in one call.';
 COMMENT ON ROUTINE webhook.expire IS
     'One step of retention: deletes finished deliveries, events and idempotency keys that are old enough.';
 COMMENT ON ROUTINE webhook.expire_overdue IS 'Fails deliveries past their expires_at.';
@@ -404,7 +407,6 @@ COMMENT ON COLUMN webhook.breaker.probe_at IS
     'OPEN: when the next probe is due; HALF_OPEN: when the probe is given up.';
 COMMENT ON COLUMN webhook.breaker.probe_event_id IS 'The event that is the probe.';
 COMMENT ON COLUMN webhook.breaker.probe_claim_seq IS 'The claim that is the probe.';
-COMMENT ON COLUMN webhook.breaker.ramp IS 'Most deliveries in flight while the backlog drains.';
 COMMENT ON COLUMN webhook.breaker.retries_before IS 'Retries of attempts before this time are due at once.';
 COMMENT ON COLUMN webhook.breaker.test_event_id IS 'The event of webhook_test(), sent whatever the state.';
 

@@ -13,7 +13,6 @@ mod names;
 mod notice;
 mod owner;
 mod pg_compat;
-mod protocol;
 mod routes;
 mod settings;
 mod shmem;

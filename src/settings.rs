@@ -33,7 +33,7 @@ static ALLOW_PORTS: GucSetting<Option<CString>> =
 static REQUIRE_HTTPS: GucSetting<HttpsRequired> =
     GucSetting::<HttpsRequired>::new(HttpsRequired::public);
 static CA_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
-static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(64);
+static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
 static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
@@ -118,7 +118,7 @@ pub fn define() {
         c"Each takes a socket while it lasts, and may leave one open for the next.",
         &MAX_IN_FLIGHT,
         1,
-        1024,
+        100_000,
         GucContext::Sighup,
         GucFlags::default(),
     );

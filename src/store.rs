@@ -1,88 +1,39 @@
-//! The only place that talks SQL. Here are the session and its transactions; `queue` has the calls of a turn,
-//! `upkeep` those of every few seconds, `capture` those of the trigger function.
+//! The only place that talks SQL. Here are the session and its transactions; `connection` runs the statements of the
+//! engine, `capture` those of the trigger function.
 
 mod capture;
+mod connection;
 mod install;
-mod queue;
 mod uninstall;
-mod upkeep;
 
 use crate::pg_compat;
 use pgrx::PgTryBuilder;
-use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
-use pgrx::spi::{self, OwnedPreparedStatement, SpiClient, SpiTupleTable};
-use std::cell::OnceCell;
+use pgrx::spi::{self, SpiClient};
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
-use std::thread::LocalKey;
-use webhook_delivery::Key;
+use webhook_engine::Trouble;
 
 pub use capture::{Changes, emit_changes, emit_possible_changes};
+pub use connection::SpiConnection;
 pub use install::{grant_connect, renew_grants};
-pub use queue::{Claimed, Ending, Quota, Settled, Waiting, agenda, claim, settle, turn_away};
 pub use uninstall::{may_drop_extension, may_drop_schema, revoke_connect, unsent, withdraw_grants};
-pub use upkeep::{
-    Alert, Expired, Extension, OrderPosition, QueuePosition, Recovered, RetentionPosition, Tally,
-    add_tally, begin_instance, dead_instances, end_instances, end_orphans, expire, expire_tally,
-    expire_waiting, find_extension, foreign_endpoints, forget_removed_endpoints, is_without_site,
-    keep_order, longest_request, protocol, raise_alerts, recognise_installation, recover,
-};
 
-/// What went wrong in a transaction. It has been rolled back.
-#[derive(Debug, Clone)]
-pub struct Trouble {
-    pub code: PgSqlErrorCode,
-    pub message: String,
+fn trouble(caught: CaughtError) -> Trouble {
+    let (CaughtError::PostgresError(report)
+    | CaughtError::ErrorReport(report)
+    | CaughtError::RustPanic {
+        ereport: report, ..
+    }) = caught;
+    Trouble::new(&sqlstate(report.sql_error_code()), report.message())
 }
 
-impl Trouble {
-    /// A person moved a row at the same moment, or cancelled us: the same again, at once, will do.
-    pub fn is_passing(&self) -> bool {
-        matches!(
-            self.code,
-            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE
-                | PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED
-                | PgSqlErrorCode::ERRCODE_QUERY_CANCELED
-        )
-    }
-
-    /// What was written is at fault, or a trigger that somebody put on our tables; not the state of the server.
-    pub fn is_about_data(&self) -> bool {
-        use PgSqlErrorCode::*;
-        let class = |code: PgSqlErrorCode| code as isize & 0xFFF;
-        [
-            ERRCODE_DATA_EXCEPTION,
-            ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION,
-            ERRCODE_PLPGSQL_ERROR,
-        ]
-        .into_iter()
-        .any(|code| class(code) == class(self.code))
-    }
-}
-
-impl From<CaughtError> for Trouble {
-    fn from(caught: CaughtError) -> Self {
-        let (CaughtError::PostgresError(report)
-        | CaughtError::ErrorReport(report)
-        | CaughtError::RustPanic {
-            ereport: report, ..
-        }) = caught;
-        Trouble {
-            code: report.sql_error_code(),
-            message: report.message().to_owned(),
-        }
-    }
-}
-
-impl From<spi::Error> for Trouble {
-    fn from(error: spi::Error) -> Self {
-        Trouble {
-            code: PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-            message: error.to_string(),
-        }
-    }
+/// Five characters of six bits each, the first in the lowest.
+fn sqlstate(code: PgSqlErrorCode) -> String {
+    let code = code as u32;
+    let character = |place: u32| (((code >> (6 * place)) & 0x3F) as u8 + b'0') as char;
+    (0..5).map(character).collect()
 }
 
 /// Runs a transaction of the worker. An error in it, Postgres's or ours, rolls it back and comes back as a
@@ -105,7 +56,8 @@ pub fn transaction<T>(
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         }
         make_durable();
-        let value = Spi::connect_mut(body)?;
+        let value =
+            Spi::connect_mut(body).map_err(|error| Trouble::new("XX000", error.to_string()))?;
         // SAFETY: the snapshot was pushed above.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -113,8 +65,8 @@ pub fn transaction<T>(
         }
         Ok(value)
     }))
-    .catch_others(|caught| Err(Trouble::from(caught)))
-    .catch_rust_panic(|caught| Err(Trouble::from(caught)))
+    .catch_others(|caught| Err(trouble(caught)))
+    .catch_rust_panic(|caught| Err(trouble(caught)))
     .execute();
 
     // SAFETY: aborting is right whatever state the error left; statistics are reported outside transactions,
@@ -181,70 +133,10 @@ fn set(name: &CStr, value: &CStr) {
     }
 }
 
-/// A call of SQL that is planned once and kept as long as the process lives.
-struct Call {
-    sql: &'static str,
-    plan: OnceCell<OwnedPreparedStatement>,
-}
-
-impl Call {
-    const fn new(sql: &'static str) -> Self {
-        Call {
-            sql,
-            plan: OnceCell::new(),
-        }
-    }
-}
-
-/// As `run`, for what finds nothing to write most of the time: it takes a transaction id only when it writes.
-fn look<'conn>(
-    client: &mut SpiClient<'conn>,
-    call: &'static LocalKey<Call>,
-    arguments: &[DatumWithOid<'_>],
-) -> Result<SpiTupleTable<'conn>, spi::Error> {
-    call.with(|call| {
-        if let Some(plan) = call.plan.get() {
-            return client.select(plan, None, arguments);
-        }
-        let plan = client.prepare(call.sql, &types_of(arguments))?.keep();
-        client.select(call.plan.get_or_init(|| plan), None, arguments)
+/// Before anything is sent: gives a copy of the server that is one of its own now another identity.
+pub fn recognise_installation() -> Result<(), Trouble> {
+    transaction(|client| {
+        client.select("SELECT webhook.recognise_installation()", None, &[])?;
+        Ok(())
     })
-}
-
-fn run<'conn>(
-    client: &mut SpiClient<'conn>,
-    call: &'static LocalKey<Call>,
-    arguments: &[DatumWithOid<'_>],
-) -> Result<SpiTupleTable<'conn>, spi::Error> {
-    call.with(|call| {
-        if let Some(plan) = call.plan.get() {
-            return client.update(plan, None, arguments);
-        }
-        let plan = client.prepare_mut(call.sql, &types_of(arguments))?.keep();
-        client.update(call.plan.get_or_init(|| plan), None, arguments)
-    })
-}
-
-fn types_of(arguments: &[DatumWithOid<'_>]) -> Vec<PgOid> {
-    let oids = arguments.iter().map(DatumWithOid::oid);
-    oids.map(PgOid::from).collect()
-}
-
-/// An array of one value of each row.
-fn column<'a, Row: 'a, T>(
-    rows: impl IntoIterator<Item = &'a Row>,
-    field: impl Fn(&'a Row) -> T,
-) -> DatumWithOid<'static>
-where
-    Vec<T>: Into<DatumWithOid<'static>>,
-{
-    rows.into_iter().map(field).collect::<Vec<T>>().into()
-}
-
-fn event_uuid(key: &Key) -> pgrx::Uuid {
-    pgrx::Uuid::from_bytes(*key.event_id.as_bytes())
-}
-
-fn from_pgrx(id: pgrx::Uuid) -> uuid::Uuid {
-    uuid::Uuid::from_bytes(*id.as_bytes())
 }

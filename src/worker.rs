@@ -1,31 +1,27 @@
 //! The life of a worker: the process that delivers the webhooks of one database.
 //!
-//! The main thread is the only one that touches Postgres, and it never blocks on anything but its latch and
-//! the socket of the pool. Requests are sent by the pool's thread; no transaction is open meanwhile.
+//! It hosts the engine. The main thread is the only one that touches Postgres, and it never blocks on anything but its latch
+//! and the socket of the pool. Requests are sent by the pool's thread; no transaction is open meanwhile.
 
-mod ledger;
-mod recovery;
-mod retention;
+mod open_files;
 mod shortage;
-mod turn;
 
 use crate::launcher;
 use crate::memory;
 use crate::notice;
 use crate::pg_compat;
-use crate::protocol;
 use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
-use crate::store::{self, Ending, Extension, Tally, Trouble};
+use crate::store::{self, SpiConnection};
 use crate::wake;
-use ledger::Ledger;
 use pgrx::prelude::*;
-use recovery::Recovery;
-use retention::Retention;
+use shortage::Shortage;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use turn::Agenda;
-use webhook_delivery::{FailureKind, Outcome, Pool, Roots, Setup};
+use webhook_delivery::{Pool, Roots, Setup};
+use webhook_engine::{
+    Config, End, Engine, Examined, Hold, Notice, SqlStore, Store, Trouble, Wake, protocol_problem,
+};
 
 /// What is in flight when the worker is told to stop gets this long to end by itself, and this long to
 /// notice that it was interrupted. With the settling that follows, it is 3 s as a rule.
@@ -49,14 +45,16 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     pg_compat::connect_worker_as(role, database);
     store::prepare_session();
 
-    match hold_while_sql_is_of_another_protocol(database) {
-        Ok(true) => {}
-        Ok(false) => return,
-        Err(trouble) => return report_error(database, &trouble.message),
-    }
-    match Worker::start(database) {
-        Ok(Some(mut worker)) => worker.run(),
-        Ok(None) => leave_without_extension(database),
+    let mut store = SqlStore {
+        connection: SpiConnection::default(),
+    };
+    match find_sql_that_can_be_worked_with(&mut store, database) {
+        Ok(Found::Sql(examined)) => match Worker::start(database, store, examined) {
+            Ok(mut worker) => worker.run(),
+            Err(trouble) => report_error(database, &trouble.message),
+        },
+        Ok(Found::Nothing) => leave_without_extension(&mut store, database),
+        Ok(Found::Interrupted) => {}
         Err(trouble) => report_error(database, &trouble.message),
     }
 }
@@ -91,20 +89,26 @@ unsafe extern "C-unwind" fn detach(_code: i32, argument: pg_sys::Datum) {
     launcher::worker_ended(database_from(argument));
 }
 
-/// Calls nothing but what it asks for the protocol; says so, and looks again at every poll. Not whether there is an extension:
-/// the next step does. Says whether there is one to take.
-fn hold_while_sql_is_of_another_protocol(database: pg_sys::Oid) -> Result<bool, Trouble> {
+enum Found {
+    Sql(Examined),
+    Nothing,
+    Interrupted,
+}
+
+/// While SQL is of another protocol nothing of it is called; it says so, and looks again at every poll.
+fn find_sql_that_can_be_worked_with(
+    store: &mut SqlStore<SpiConnection>,
+    database: pg_sys::Oid,
+) -> Result<Found, Trouble> {
     let mut held = None;
     loop {
-        let found = store::transaction(|client| match store::find_extension(client)? {
-            Some(_) => store::protocol(client).map(Some),
-            None => Ok(None),
-        })?;
-        let Some(problem) = found.and_then(protocol::problem) else {
-            return Ok(true);
+        let Some(examined) = store.examine()? else {
+            return Ok(Found::Nothing);
         };
-        if found != held {
-            held = found;
+        let Some(problem) = protocol_problem(examined.protocol) else {
+            return Ok(Found::Sql(examined));
+        };
+        if held.replace(examined.protocol) != Some(examined.protocol) {
             notice::warn(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("webhook worker delivers nothing: {problem}"),
@@ -119,8 +123,8 @@ fn hold_while_sql_is_of_another_protocol(database: pg_sys::Oid) -> Result<bool, 
         wake::wait_for_latch(Settings::current().poll_interval);
         serve_interrupts();
         settings::reload_if_asked();
-        if heed_termination().is_err() || is_wanted(database) {
-            return Ok(false);
+        if pg_compat::is_terminated() || is_wanted(database) {
+            return Ok(Found::Interrupted);
         }
     }
 }
@@ -136,16 +140,13 @@ fn is_wanted(database: pg_sys::Oid) -> bool {
 
 /// First nobody finds a worker here any more, then one last look: whoever created the extension before that
 /// is seen now, and whoever does it later asks the launcher.
-fn leave_without_extension(database: pg_sys::Oid) {
+fn leave_without_extension(store: &mut SqlStore<SpiConnection>, database: pg_sys::Oid) {
     say(database, |slot| {
         slot.worker_proc = shmem::NO_PROC;
         slot.failures = 0;
         slot.say(State::NoExtension, "");
     });
-    if matches!(
-        store::transaction(|client| store::find_extension(client)),
-        Ok(Some(_))
-    ) {
+    if matches!(store.examine(), Ok(Some(_))) {
         say(database, |slot| slot.say(State::Unexamined, ""));
     }
 }
@@ -163,55 +164,24 @@ fn report_error(database: pg_sys::Oid, message: &str) {
     warning!("webhook worker: {message}");
 }
 
-/// Why the main loop ends.
-enum End {
-    /// It was told to, or it needs to begin anew: the launcher starts the next one at once.
-    Stop,
-    ExtensionGone,
-    /// What is out cannot be settled: the worker that comes when both are of one protocol again recovers it.
-    OtherProtocol,
-}
-
 struct Worker {
     database: pg_sys::Oid,
-    extension: Extension,
+    name: String,
     settings: Settings,
     setup: Setup,
-    pool: Pool,
-    /// Taken when first something may be claimed.
-    instance: Option<i32>,
-    ledger: Ledger,
-    agenda: Agenda,
-    tally: Tally,
-    retention: Retention,
-    recovery: Recovery,
-    next_survey: Instant,
-    next_expiry: Instant,
-    /// Nothing where there is nothing to tell.
-    next_alerts: Option<Instant>,
-    last_alerts: Instant,
-    next_turning_away: Instant,
-    foreign_endpoints: i64,
-    is_without_site: bool,
-    longest_request: Duration,
-    errors_in_a_row: u32,
-    reruns: u32,
-    /// When to look whether there is memory again, where it is short.
-    next_reserve: Option<Instant>,
-    /// Bytes of payload that may be in flight.
-    most_bytes: usize,
-    /// Bytes of payload since memory was last given back.
-    burst: usize,
+    engine: Engine<SqlStore<SpiConnection>, Pool>,
+    shortage: Shortage,
     reported: Option<(State, i32)>,
 }
 
 impl Worker {
-    fn start(database: pg_sys::Oid) -> Result<Option<Self>, Trouble> {
-        let Some(extension) = store::transaction(|client| store::find_extension(client))? else {
-            return Ok(None);
-        };
-        let settings = settings_within_limits();
-        store::transaction(store::recognise_installation)?;
+    fn start(
+        database: pg_sys::Oid,
+        store: SqlStore<SpiConnection>,
+        examined: Examined,
+    ) -> Result<Self, Trouble> {
+        let settings = Settings::current();
+        store::recognise_installation()?;
         let setup = Setup {
             network: settings.network.clone(),
             roots: load_roots(settings.ca_file.as_deref())
@@ -219,97 +189,81 @@ impl Worker {
                 .unwrap_or_default(),
         };
         memory::take_reserve();
-        let pool = Pool::start(setup.clone()).map_err(|error| Trouble {
-            code: PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
-            message: format!("cannot start the thread that sends requests: {error}"),
+        let config = config(&settings);
+        let pool = Pool::start(setup.clone()).map_err(|error| {
+            let message = format!("cannot start the thread that sends requests: {error}");
+            Trouble::new("53000", message)
         })?;
-        Ok(Some(Worker {
+        Ok(Worker {
             database,
-            extension,
+            name: examined.database.clone(),
             settings,
             setup,
-            pool,
-            instance: None,
-            ledger: Ledger::default(),
-            agenda: Agenda::default(),
-            tally: Tally::default(),
-            retention: Retention::default(),
-            recovery: Recovery::default(),
-            next_survey: Instant::now(),
-            next_expiry: Instant::now(),
-            next_alerts: None,
-            last_alerts: Instant::now(),
-            next_turning_away: Instant::now(),
-            foreign_endpoints: 0,
-            is_without_site: false,
-            longest_request: Duration::ZERO,
-            errors_in_a_row: 0,
-            reruns: 0,
-            next_reserve: None,
-            most_bytes: shortage::MOST_BYTES,
-            burst: 0,
+            engine: Engine::new(
+                store,
+                pool,
+                config,
+                examined.installation,
+                examined.database,
+            ),
+            shortage: Shortage::default(),
             reported: None,
-        }))
+        })
     }
 
     fn run(&mut self) {
-        log!(
-            "webhook worker for database \"{}\" started",
-            self.extension.database
-        );
-        let end = loop {
-            match self.turn() {
-                Err(end) => break end,
+        log!("webhook worker for database \"{}\" started", self.name);
+        loop {
+            self.shortage.look_for_memory(&mut self.engine, &self.name);
+            let hold = self.hold();
+            self.engine.hold(hold.map(|(hold, _, _)| hold));
+            let turned = self.engine.turn();
+            self.tell_notices();
+            match turned {
                 Ok(pause) => {
-                    if let Some(end) = self.wait(pause) {
-                        break end;
+                    self.report_state();
+                    if self.wait(pause) {
+                        return self.stop();
                     }
                 }
-            }
-        };
-        match end {
-            End::Stop => {
-                self.shut_down();
-                say(self.database, |slot| slot.failures = 0);
-                log!(
-                    "webhook worker for database \"{}\" stopped",
-                    self.extension.database
-                );
-            }
-            End::ExtensionGone => {
-                self.pool.abort();
-                leave_without_extension(self.database);
-                log!(
-                    "webhook worker for database \"{}\" ended: the extension was dropped",
-                    self.extension.database
-                );
-            }
-            End::OtherProtocol => {
-                self.pool.abort();
-                say(self.database, |slot| slot.failures = 0);
+                Err(End::Replaced) => return self.stop(),
+                Err(End::Gone) => {
+                    self.engine.abort();
+                    leave_without_extension(self.engine.store(), self.database);
+                    log!(
+                        "webhook worker for database \"{}\" ended: the extension was dropped",
+                        self.name
+                    );
+                    return;
+                }
+                Err(End::OtherProtocol) => {
+                    self.engine.abort();
+                    return say(self.database, |slot| slot.failures = 0);
+                }
             }
         }
     }
 
-    /// Sleeps until a commit, an outcome, a signal, or the end of the pause.
-    fn wait(&mut self, pause: Duration) -> Option<End> {
+    /// Sleeps until a commit, an outcome, a signal, or the end of the pause; says whether it is to stop.
+    fn wait(&mut self, pause: Duration) -> bool {
+        let pause = self.shortage.pause(pause);
         if pause > Duration::from_millis(100) {
             store::flush_statistics();
-            self.give_back_memory();
+            self.shortage.give_back_memory(self.engine.in_flight());
         }
-        if wait_for_latch_or(&self.pool, pause) {
-            self.agenda.woken();
+        if pg_compat::is_terminated() {
+            return true;
+        }
+        if wait_for_latch_or(self.engine.wire(), pause) {
+            self.engine.wake(Wake::Anything);
         }
         serve_interrupts();
-        if let Err(end) = heed_termination() {
-            return Some(end);
-        }
         if settings::reload_if_asked() {
-            self.settings = settings_within_limits();
+            self.settings = Settings::current();
+            self.engine.configure(config(&self.settings));
             self.set_up();
-            self.next_survey = Instant::now();
         }
-        is_wanted(self.database).then_some(End::Stop)
+        pg_compat::is_terminated() || is_wanted(self.database)
     }
 
     /// The networks change even where the file of certificate authorities cannot be loaded.
@@ -321,57 +275,118 @@ impl Worker {
         };
         // A setup of its own closes the idle connections.
         if setup != self.setup {
-            self.pool.set_up(setup.clone());
+            self.engine.wire().set_up(setup.clone());
             self.setup = setup;
         }
     }
 
-    /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
-    fn shut_down(&mut self) {
-        for key in self.pool.withdraw(|_| true) {
-            self.ledger.end(Ending::released(key));
+    /// Why nothing is claimed now, if so.
+    fn hold(&self) -> Option<(Hold, State, &'static str)> {
+        if !self.settings.enabled {
+            let hold = match is_read_only() {
+                true => Hold::Writing,
+                false => Hold::Claiming,
+            };
+            Some((hold, State::Disabled, "webhook.enabled is off"))
+        } else if is_read_only() {
+            let reason = "default_transaction_read_only is on";
+            Some((Hold::Writing, State::Held, reason))
+        } else if memory::is_short() {
+            let reason = "memory is short; it goes on when there is some again";
+            Some((Hold::Claiming, State::Held, reason))
+        } else {
+            None
         }
+    }
+
+    fn report_state(&mut self) {
+        let (state, reason) = self
+            .hold()
+            .map_or((State::Running, ""), |(_, state, reason)| (state, reason));
+        let in_flight = i32::try_from(self.engine.in_flight()).unwrap_or(i32::MAX);
+        if self.reported.is_none() {
+            // It starts the workers one after the other.
+            wake::launcher();
+        }
+        if self.reported.replace((state, in_flight)) != Some((state, in_flight)) {
+            say(self.database, |slot| {
+                slot.say(state, reason);
+                slot.in_flight = in_flight;
+                slot.failures = 0;
+            });
+        }
+    }
+
+    fn tell_notices(&mut self) {
+        for notice in self.engine.take_notices() {
+            match notice {
+                Notice::Error(message) => report_error(self.database, &message),
+                Notice::Log(message) => log!("{message}"),
+                Notice::Warning {
+                    code,
+                    message,
+                    hint,
+                } => notice::warn(sql_error_code(code), message, &hint),
+            }
+        }
+    }
+
+    /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
+    fn stop(&mut self) {
+        self.engine.withdraw_waiting();
         self.settle_within(LAST_SETTLING);
         self.collect_within(GRACE);
-        self.pool.abort();
+        self.engine.abort();
         self.collect_within(INTERRUPTION);
-        for key in self.ledger.keys_out() {
-            self.ledger.end(Ending::released(key));
-        }
+        self.engine.release_rest();
         self.settle_within(LAST_SETTLING);
-        if let Err(trouble) = self.flush_tally() {
-            report_error(self.database, &trouble.message);
-        }
-        self.end_instance();
+        self.engine.finish();
+        self.tell_notices();
+        say(self.database, |slot| slot.failures = 0);
+        log!("webhook worker for database \"{}\" stopped", self.name);
     }
 
     fn collect_within(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
-        loop {
-            for outcome in self.pool.take_outcomes() {
-                self.ledger.end(released_if_interrupted(outcome));
-            }
+        while self.engine.collect_last() {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.ledger.out() == 0 {
+            if left.is_zero() {
                 return;
             }
-            wait_for_latch_or(&self.pool, left);
+            wait_for_latch_or(self.engine.wire(), left);
             serve_interrupts();
         }
     }
 
-    /// What cannot be settled now is recovered by the next worker.
     fn settle_within(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
-        while self.ledger.has_endings() && Instant::now() < deadline {
-            match self.settle() {
-                Ok(()) if !self.ledger.has_endings() => return,
-                Ok(()) => _ = wait_for_latch_or(&self.pool, Duration::from_millis(20)),
-                Err(trouble) if trouble.is_passing() => {}
-                Err(trouble) => return report_error(self.database, &trouble.message),
+        while let Some(pause) = self.engine.settle_last() {
+            if Instant::now() >= deadline {
+                return;
             }
+            wait_for_latch_or(self.engine.wire(), pause);
             serve_interrupts();
         }
+    }
+}
+
+fn config(settings: &Settings) -> Config {
+    Config {
+        max_in_flight: open_files::allow(settings.max_in_flight),
+        poll_interval: settings.poll_interval,
+        stale_after: settings.stale_after,
+    }
+}
+
+fn is_read_only() -> bool {
+    // SAFETY: a plain read, on the main thread.
+    unsafe { pg_sys::DefaultXactReadOnly }
+}
+
+fn sql_error_code(code: &str) -> PgSqlErrorCode {
+    match code {
+        "55000" => PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        _ => PgSqlErrorCode::ERRCODE_WARNING,
     }
 }
 
@@ -386,14 +401,6 @@ fn load_roots(ca_file: Option<&Path>) -> Option<Roots> {
             );
         })
         .ok()
-}
-
-/// Trouble of our own while shutting down is the shutdown itself.
-fn released_if_interrupted(outcome: Outcome) -> Ending {
-    match &outcome.result {
-        Err(failure) if failure.kind == FailureKind::Local => Ending::released(outcome.key),
-        _ => Ending::from(outcome),
-    }
 }
 
 /// Waits for the latch or for outcomes; says whether it was the latch.
@@ -417,41 +424,8 @@ fn wait_for_latch_or(pool: &Pool, timeout: Duration) -> bool {
     }
 }
 
-/// Asked between the steps of a turn: where somebody has locked our tables each step takes a while.
-fn heed_termination() -> Result<(), End> {
-    match pg_compat::is_terminated() {
-        true => Err(End::Stop),
-        false => Ok(()),
-    }
-}
-
 /// Barriers and the like.
 fn serve_interrupts() {
     pg_compat::forget_cancellation();
     check_for_interrupts!();
-}
-
-/// Each request has a connection in use and may leave one idle; they must stay below the limit of open files,
-/// with room for the files of the server.
-fn settings_within_limits() -> Settings {
-    const FILES_OF_THE_SERVER: u64 = 256;
-    let mut settings = Settings::current();
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: fills the struct that it is given.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
-        return settings;
-    }
-    let wanted = settings.max_in_flight;
-    let allowed = (limit.rlim_cur.saturating_sub(FILES_OF_THE_SERVER) / 2).clamp(1, 1024) as usize;
-    if allowed < wanted {
-        warning!(
-            "webhook.max_in_flight is {wanted}, but the limit of open files (ulimit -n {}) allows {allowed}",
-            limit.rlim_cur
-        );
-    }
-    settings.max_in_flight = wanted.min(allowed);
-    settings
 }

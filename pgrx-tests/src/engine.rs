@@ -28,12 +28,11 @@ pub struct Claim {
     pub earlier_attempts: i32,
 }
 
-/// What the worker asks for: at most that many more of an endpoint that has so many in flight.
+/// What the worker asks for: at most that many more of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     pub endpoint: i32,
     pub capacity: i32,
-    pub in_flight: i32,
 }
 
 #[track_caller]
@@ -41,12 +40,11 @@ pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) ->
     let column = |field: fn(&Wish) -> i32| wishes.iter().map(field).collect::<Vec<i32>>();
     let rows = query(
         client,
-        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4, $5, $6)",
+        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4, $5)",
         &[
             &instance,
             &column(|wish| wish.endpoint),
             &column(|wish| wish.capacity),
-            &column(|wish| wish.in_flight),
             &vec![i64::MAX; wishes.len()],
             &i64::MAX,
         ],
@@ -67,7 +65,6 @@ pub fn claim_of(client: &mut impl GenericClient, instance: i32, endpoint: i32) -
     let wish = Wish {
         endpoint,
         capacity: 16,
-        in_flight: 0,
     };
     claim(client, instance, &[wish])
 }
@@ -78,7 +75,6 @@ pub fn claim_due(database: &Database) -> Vec<Claim> {
     let wish = Wish {
         endpoint: database.query_one_value("SELECT min(id) FROM webhook.endpoint"),
         capacity: 100,
-        in_flight: 0,
     };
     let mut claims = claim(&mut database.connect(), 1, &[wish]);
     claims.sort_by_key(|claim| claim.event);

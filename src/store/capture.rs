@@ -1,9 +1,10 @@
 //! The calls of the trigger function, in the session and the transaction of whoever writes a table.
 
-use super::{Call, run};
 use pgrx::datum::DatumWithOid;
 use pgrx::prelude::*;
-use pgrx::spi;
+use pgrx::spi::{self, OwnedPreparedStatement, SpiClient, SpiTupleTable};
+use std::cell::OnceCell;
+use std::thread::LocalKey;
 
 /// Events of one type.
 pub struct Changes {
@@ -66,4 +67,38 @@ pub fn emit_possible_changes(
             .get_two::<i64, String>()?;
         Ok((lost.unwrap_or_default(), problem))
     })
+}
+
+/// A call of SQL that is planned once and kept as long as the process lives.
+struct Call {
+    sql: &'static str,
+    plan: OnceCell<OwnedPreparedStatement>,
+}
+
+impl Call {
+    const fn new(sql: &'static str) -> Self {
+        Call {
+            sql,
+            plan: OnceCell::new(),
+        }
+    }
+}
+
+fn run<'conn>(
+    client: &mut SpiClient<'conn>,
+    call: &'static LocalKey<Call>,
+    arguments: &[DatumWithOid<'_>],
+) -> Result<SpiTupleTable<'conn>, spi::Error> {
+    call.with(|call| {
+        if let Some(plan) = call.plan.get() {
+            return client.update(plan, None, arguments);
+        }
+        let plan = client.prepare_mut(call.sql, &types_of(arguments))?.keep();
+        client.update(call.plan.get_or_init(|| plan), None, arguments)
+    })
+}
+
+fn types_of(arguments: &[DatumWithOid<'_>]) -> Vec<PgOid> {
+    let oids = arguments.iter().map(DatumWithOid::oid);
+    oids.map(PgOid::from).collect()
 }

@@ -1,23 +1,30 @@
-//! Memory: how much of it payloads may take, and what the worker does where there is too little.
+//! What the worker does where there is too little memory, and that it gives back what it does not need.
 
-use super::Worker;
 use crate::memory;
 use crate::notice;
 use pgrx::prelude::*;
 use std::time::{Duration, Instant};
+use webhook_engine::{Engine, Store, Wire};
 
-/// Payloads in flight, before nothing more is claimed than one for each endpoint that has none in flight; with these, twice
-/// as much. An endpoint gets half of it, 16 payloads of the largest size: with more it is not faster, and each byte of
-/// payload takes four of memory. Each of the bounds may be exceeded by one payload.
-pub const MOST_BYTES: usize = 32 << 20;
-/// Where memory was short it is less, down to this, and doubles with each survey.
-const LEAST_BYTES: usize = 1 << 20;
-pub const RETRY: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(1);
 
-impl Worker {
+#[derive(Default)]
+pub struct Shortage {
+    /// When to look whether there is memory again, where it is short.
+    next_reserve: Option<Instant>,
+    /// Something was in flight since memory was last given back.
+    was_busy: bool,
+}
+
+impl Shortage {
     /// Where memory is short nothing is claimed until the reserve can be taken anew; what is in flight has that long to
     /// end.
-    pub(super) fn look_for_memory(&mut self) {
+    pub fn look_for_memory<S: Store, W: Wire>(
+        &mut self,
+        engine: &mut Engine<S, W>,
+        database: &str,
+    ) {
+        self.was_busy |= engine.in_flight() > 0;
         if !memory::is_short() {
             return;
         }
@@ -27,13 +34,12 @@ impl Worker {
                 notice::warn(
                     PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
                     format!(
-                        "webhook worker for database \"{}\" is short of memory and claims nothing for now",
-                        self.extension.database
+                        "webhook worker for database \"{database}\" is short of memory and claims nothing for now"
                     ),
                     "It goes on when there is memory again. Look at vm.overcommit_memory and the limits of the server's processes.",
                 );
                 self.next_reserve = Some(now + RETRY);
-                self.most_bytes = (self.most_bytes / 2).max(LEAST_BYTES);
+                engine.memory_is_short();
             }
             Some(at) if now >= at => {
                 memory::give_back();
@@ -46,18 +52,17 @@ impl Worker {
         }
     }
 
-    pub(super) fn claim_more_again(&mut self) {
-        if !memory::is_short() {
-            self.most_bytes = (2 * self.most_bytes).min(MOST_BYTES);
+    pub fn pause(&self, pause: Duration) -> Duration {
+        match memory::is_short() {
+            true => pause.min(RETRY),
+            false => pause,
         }
     }
 
     /// The allocator keeps what was freed, and would keep the largest burst that ever was.
-    pub(super) fn give_back_memory(&mut self) {
-        const BURST: usize = 4 << 20;
-        if self.burst >= BURST && self.ledger.out() == 0 {
+    pub fn give_back_memory(&mut self, in_flight: usize) {
+        if in_flight == 0 && std::mem::take(&mut self.was_busy) {
             memory::give_back();
-            self.burst = 0;
         }
     }
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use webhook_e2e::engine::{self, Claim, Outcome, Wish};
 use webhook_e2e::random::{self, Random};
 
-use model::{Alert, Breaker, Delivery, Endpoint, Policy, RAMP_ENDS_AT, SECOND, closed};
+use model::{Alert, Breaker, Delivery, Endpoint, Policy, SECOND, closed};
 
 const CASES: u64 = 200;
 const ENDPOINTS: usize = 4;
@@ -176,14 +176,7 @@ impl Case<'_, '_> {
                 }
                 format!("SELECT webhook_reset_breaker('endpoint_{id}');")
             }
-            18 => {
-                let ramp = RAMP_ENDS_AT - 1 - self.random.below(3) as i32;
-                endpoint.breaker.ramp = endpoint.breaker.ramp.and(Some(ramp));
-                format!(
-                    "UPDATE webhook.breaker SET ramp = {ramp} WHERE endpoint_id = {id} AND ramp IS NOT NULL;"
-                )
-            }
-            19 => return self.take_from_the_worker(place, "PENDING"),
+            18..20 => return self.take_from_the_worker(place, "PENDING"),
             20 => return self.take_from_the_worker(place, "CANCELLED"),
             21..24 => return self.begin_a_test(place),
             24..27 => return self.choose_a_time(place),
@@ -270,7 +263,6 @@ impl Case<'_, '_> {
             .map(|endpoint| Wish {
                 endpoint: endpoint.id,
                 capacity: self.random.below(8) as i32,
-                in_flight: self.random.below(3) as i32,
             })
             .collect();
         let mut claimed = engine::claim(self.transaction, 1, &wishes);
@@ -300,12 +292,9 @@ impl Case<'_, '_> {
         assert_eq!(claimed, expected);
     }
 
-    /// The longest due first; while an endpoint recovers, no more than it may have in flight.
+    /// The longest due first.
     fn due(&self, place: usize, wish: &Wish) -> Vec<usize> {
         let Endpoint { id, breaker, .. } = &self.endpoints[place];
-        let room = (breaker.ramp).map_or(wish.capacity, |ramp| {
-            wish.capacity.min(ramp - wish.in_flight).max(0)
-        });
         if !self.endpoints[place].is_served() || !breaker.is_closed() {
             return Vec::new();
         }
@@ -319,7 +308,7 @@ impl Case<'_, '_> {
                 self.deliveries[*place].event,
             )
         });
-        due.truncate(room as usize);
+        due.truncate(wish.capacity as usize);
         due
     }
 
@@ -441,7 +430,7 @@ impl Case<'_, '_> {
     fn compare_endpoints(&mut self) {
         let query = "
             SELECT e.disabled_reason, b.endpoint_id, b.state, b.consecutive_failures, b.last_error, b.trips, b.probe_event_id,
-                   b.probe_claim_seq, b.ramp, b.test_event_id,
+                   b.probe_claim_seq, b.test_event_id,
                    (extract(epoch FROM b.last_failure_at) * 1000000)::bigint, (extract(epoch FROM b.opened_at) * 1000000)::bigint,
                    (extract(epoch FROM b.probe_at) * 1000000)::bigint, (extract(epoch FROM b.retries_before) * 1000000)::bigint,
                    b.reason
@@ -506,13 +495,12 @@ fn stored_breaker(row: &Row) -> Breaker {
         last_error: row.get(4),
         trips: row.get(5),
         probe: row.get::<_, Option<Uuid>>(6).zip(row.get(7)),
-        ramp: row.get(8),
-        test: row.get(9),
-        last_failure_at: row.get(10),
-        opened_at: row.get(11),
-        probe_at: row.get(12),
-        retries_before: row.get(13),
-        reason: row.get(14),
+        test: row.get(8),
+        last_failure_at: row.get(9),
+        opened_at: row.get(10),
+        probe_at: row.get(11),
+        retries_before: row.get(12),
+        reason: row.get(13),
     }
 }
 

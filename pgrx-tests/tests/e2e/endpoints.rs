@@ -184,12 +184,12 @@ fn missing_input_is_refused_without_showing_the_rest() {
 }
 
 #[test]
-fn what_is_not_served_yet_is_refused_without_showing_the_rest() {
+fn what_an_endpoint_cannot_have_is_refused_without_showing_the_rest() {
     let database = database();
     database.execute(&add_with("endpoint", "'kept'"));
     for setting in [
         "filter = '$.a'",
-        "rate_limit = 1",
+        "rate_limit = 0",
         "disabled_at = now()",
         "disabled_reason = 'moved'",
     ] {
@@ -197,12 +197,13 @@ fn what_is_not_served_yet_is_refused_without_showing_the_rest() {
         assert_refused(&database, &update, "22023");
     }
     for sql in [
-        add_with("rate_limit", "1.5"),
-        "SELECT webhook_set_endpoint('kept', rate_limit => 1)".into(),
+        add_with("rate_limit", "-1.5"),
+        "SELECT webhook_set_endpoint('kept', rate_limit => 1e9)".into(),
     ] {
         assert_refused(&database, &sql, "22023");
         let refusal = database.refusal(&sql);
-        assert_eq!(refusal.detail(), Some("rate limits are not supported yet"));
+        let detail = "rate_limit must be between 0.001 and 1000000 a second";
+        assert_eq!(refusal.detail(), Some(detail));
     }
 }
 

@@ -188,7 +188,6 @@ fn what_has_expired_is_not_claimed_though_nobody_has_failed_it_yet() {
     let wish = Wish {
         endpoint: 1,
         capacity: 3,
-        in_flight: 0,
     };
     let claimed = claim(&mut transaction, 1, &[wish]);
     let claimed: Vec<Uuid> = claimed.iter().map(|claim| claim.event).collect();

@@ -11,12 +11,12 @@ const OF_ONE: i64 = OF_ALL / 2;
 #[test]
 fn a_backlog_of_large_payloads_is_claimed_by_bytes_and_delays_nobody() {
     const BACKLOGS: i64 = 6;
+    const SHOWN: i64 = 200;
     let cluster = Cluster::builder()
         .setting("webhook.max_in_flight = 200")
         .start();
     let database = cluster.database("large");
     let receiver = Receiver::start();
-    receiver.hold("/slow");
     database.execute("INSERT INTO webhook.policy (name, timeout) VALUES ('slow', '10 min')");
     let emit = |count: i64, event_type: &str| {
         database.execute(&format!(
@@ -40,8 +40,19 @@ fn a_backlog_of_large_payloads_is_claimed_by_bytes_and_delays_nobody() {
         "event_types => '{quick}', max_in_flight => 1000",
     );
 
+    // Each shows first that it bears more than the bytes allow.
+    let shown = (BACKLOGS * SHOWN) as usize;
+    for backlog in 1..=BACKLOGS {
+        database.execute(&format!(
+            "SELECT webhook_emit('slow{backlog}') FROM generate_series(1, {SHOWN})"
+        ));
+    }
+    receiver.wait_for_requests_to("/slow", shown);
+    database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
+    receiver.hold("/slow");
+
     emit(2 * OF_ONE, "slow1");
-    receiver.wait_for_requests_to("/slow", OF_ONE as usize);
+    receiver.wait_for_requests_to("/slow", shown + OF_ONE as usize);
     emit(1, "quick");
     receiver.wait_for_requests_to("/quick", 1);
     assert!((OF_ONE..=OF_ONE + 1).contains(&in_flight("slow1")));
@@ -49,14 +60,14 @@ fn a_backlog_of_large_payloads_is_claimed_by_bytes_and_delays_nobody() {
     for backlog in 2..=BACKLOGS {
         emit(2 * OF_ONE, &format!("slow{backlog}"));
     }
-    receiver.wait_for_requests_to("/slow", OF_ALL as usize);
+    receiver.wait_for_requests_to("/slow", shown + OF_ALL as usize);
     // The bound is reached, and an endpoint with nothing in flight still gets one after the other.
     emit(5, "quick");
     receiver.wait_for_requests_to("/quick", 6);
     assert!((OF_ALL..=OF_ALL + BACKLOGS).contains(&in_flight("slow%")));
 
     receiver.release("/slow");
-    let all = 2 * OF_ONE * BACKLOGS + 6;
+    let all = (2 * OF_ONE + SHOWN) * BACKLOGS + 6;
     database.wait_until(&format!(
         "SELECT count(*) = {all} FROM webhook.delivery WHERE status = 'SENT'"
     ));

@@ -1,6 +1,7 @@
 //! Every promise, one module for each kind of them. One binary: one compilation, one shared cluster.
 
 mod address_guard;
+mod admission;
 mod alert_loops;
 mod alert_trouble;
 mod alerts;

@@ -98,9 +98,7 @@ fn each_of_them_wakes_the_worker() {
         DELETE FROM webhook.breaker;
         INSERT INTO webhook.breaker (endpoint_id, state, consecutive_failures, trips, opened_at, probe_at)
         SELECT id, 'OPEN', 3, 1, now(), now() + interval '1 h' FROM webhook.endpoint";
-    let cluster = Cluster::builder()
-        .setting("webhook.poll_interval = '1 h'")
-        .start();
+    let cluster = Cluster::shared();
     let wakes = |stop: &str, go: &str| {
         let database = cluster.database("woken");
         let _receiver = orders(&database, "");

@@ -44,7 +44,6 @@ fn several_claimers_never_take_two_of_a_key() {
                     let wish = Wish {
                         endpoint,
                         capacity: 8,
-                        in_flight: 0,
                     };
                     let mut claims = engine::claim(&mut client, 1, &[wish]);
                     random.shuffle(&mut claims);

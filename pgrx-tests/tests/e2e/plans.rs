@@ -42,7 +42,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
         .unwrap();
     // The retries are behind all that has never been tried.
     let open = "
-        SELECT * FROM webhook.claim(1, '{1}', '{3}', '{0}', '{1000000}', 1000000);
+        SELECT * FROM webhook.claim(1, '{1}', '{3}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
@@ -77,7 +77,7 @@ fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
     // Those in turn wait for their retry, behind all that has never been met.
     let open = "
-        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{0}', '{1000000}', 1000000);
+        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
@@ -107,7 +107,7 @@ fn retries_are_brought_forward_past_all_that_wait_for_their_turn() {
     let mut client = planned_while_empty(&database, 1);
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
     let close = "
-        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{0}', '{1000000}', 1000000);
+        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         UPDATE webhook.delivery_queue SET waits_for = event_id WHERE wait_reason = 'new';
@@ -186,7 +186,7 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
 
 const AGENDA: &str = "SELECT * FROM webhook.agenda(0, 100)";
 const EXPIRE: &str = "SELECT webhook.expire_overdue(100)";
-const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{0}', '{1000000}', 1000000)";
+const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{1000000}', 1000000)";
 const SETTLE: &str = "SELECT webhook.settle(
         array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
         array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e12::float8))

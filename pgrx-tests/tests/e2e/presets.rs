@@ -349,7 +349,7 @@ fn each_preset_ends_in_failed_with_the_attempt_that_its_document_says() {
                     "UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'",
                 );
                 let settle = format!(
-                    "SELECT count(*) FROM webhook.claim(1, ARRAY[{endpoint}], '{{1}}', '{{0}}', '{{1}}', 1) AS c,
+                    "SELECT count(*) FROM webhook.claim(1, ARRAY[{endpoint}], '{{1}}', '{{1}}', 1) AS c,
                           webhook.settle(ARRAY[c.event_id], ARRAY[c.endpoint_id], ARRAY[c.claim_seq], '{{NULL}}', '{{connect}}',
                                          '{{connection refused}}', '{{NULL}}', '{{NULL}}', '{{5}}', '{{1e12}}')"
                 );

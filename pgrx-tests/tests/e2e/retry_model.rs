@@ -396,7 +396,6 @@ impl Case<'_, '_> {
             .map(|(endpoint, capacity)| Wish {
                 endpoint: *endpoint,
                 capacity,
-                in_flight: 0,
             })
             .collect();
         let claimed: HashSet<Claim> = engine::claim(self.transaction, 1, &wishes)

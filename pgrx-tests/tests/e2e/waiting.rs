@@ -118,7 +118,7 @@ fn what_keeps_the_endpoint_back_comes_before_a_delivery_s_own_reason() {
         (
             "open",
             "INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES ($1, 'OPEN', 1, now(), now() + interval '1 h')
-             ON CONFLICT (endpoint_id) DO UPDATE SET state = 'OPEN', trips = 1, opened_at = now(), probe_at = now() + interval '1 h', ramp = NULL, retries_before = NULL"
+             ON CONFLICT (endpoint_id) DO UPDATE SET state = 'OPEN', trips = 1, opened_at = now(), probe_at = now() + interval '1 h', retries_before = NULL"
                 .to_owned(),
         ),
         (

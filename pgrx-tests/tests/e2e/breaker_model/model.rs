@@ -8,7 +8,6 @@ use webhook_e2e::random::Random;
 pub const SECOND: i64 = 1_000_000;
 /// What a policy cannot go below.
 pub const SHORTEST_WAIT: i64 = SECOND / 10;
-pub const RAMP_ENDS_AT: i32 = 128;
 
 #[derive(Debug)]
 pub struct Policy {
@@ -108,7 +107,6 @@ pub struct Breaker {
     pub opened_at: Option<i64>,
     pub probe_at: Option<i64>,
     pub probe: Option<(Uuid, i64)>,
-    pub ramp: Option<i32>,
     pub retries_before: Option<i64>,
     pub test: Option<Uuid>,
 }
@@ -125,7 +123,6 @@ impl Breaker {
             opened_at: None,
             probe_at: None,
             probe: None,
-            ramp: None,
             retries_before: None,
             test: None,
         }
@@ -135,14 +132,12 @@ impl Breaker {
         self.state == "CLOSED"
     }
 
-    /// The counter is 0, what waits is due, and after an outage the backlog is drained slowly at first.
+    /// The counter is 0, and what waits is due.
     pub fn close(&mut self, at: i64) {
-        let was_open = !self.is_closed();
         *self = Breaker {
             last_failure_at: self.last_failure_at,
             reason: self.reason.take(),
             last_error: self.last_error.take(),
-            ramp: if was_open { Some(1) } else { self.ramp },
             retries_before: Some(at),
             test: self.test,
             ..Breaker::new()
@@ -157,7 +152,7 @@ impl Breaker {
         let cooldown = cooldown.min(policy.max_cooldown as f64) as i64;
         self.probe_at = Some(at + cooldown.max(SHORTEST_WAIT));
         self.trips += 1;
-        (self.probe, self.ramp, self.retries_before) = (None, None, None);
+        (self.probe, self.retries_before) = (None, None);
     }
 
     pub fn wait_for_another_probe(&mut self, at: i64) {
@@ -236,10 +231,6 @@ impl Endpoint {
         if (is_probe || is_test) && !self.breaker.is_closed() {
             self.alerts.push(closed(None));
             self.breaker.close(at);
-        } else if !is_test && self.breaker.is_closed() {
-            self.breaker.ramp = (self.breaker.ramp)
-                .map(|ramp| ramp + 1)
-                .filter(|ramp| *ramp < RAMP_ENDS_AT);
         }
         if is_test && self.disabled.as_deref() == Some("exhausted") {
             self.disabled = None;
@@ -279,7 +270,6 @@ impl Endpoint {
             }
             return;
         }
-        breaker.ramp = breaker.ramp.map(|ramp| (ramp / 2).max(1));
         if policy.breaker_counts == "final" && !ended {
             return;
         }

@@ -1,23 +1,25 @@
 //! The pace of retention: between the turns, at the rate of the inflow, never in delivery's way.
 
-use super::Worker;
-use super::turn::is_read_only;
-use crate::store::{self, Expired, RetentionPosition};
-use pgrx::prelude::*;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
+
+use crate::engine::{Engine, Hold};
+use crate::housekeeping::EVERY;
+use crate::store::{Retained, Store};
+use crate::trouble::Trouble;
+use crate::wire::Wire;
 
 /// Twice what was finished since the last step, within these bounds: it keeps up with what comes in. A larger step removes no
 /// more in the same time (12 us of CPU for a delivery, in steps of 1,000 or of 10,000), and keeps deliveries waiting for longer.
 const STEP: RangeInclusive<usize> = 200..=1000;
 const STEP_EVERY: Duration = Duration::from_millis(100);
-/// One part in this many of its time is what the worker spends on steps: 5% at first, and twice as much after each step that
+/// One part in this many of its time is what the sender spends on steps: 5% at first, and twice as much after each step that
 /// had to remove as many rows as it may, up to 25%.
 const SHARE: RangeInclusive<u32> = 4..=20;
 /// A sweep from the beginning has to pass all that vacuum has not yet removed, and old events that are still needed: one
 /// part in this many of the time goes into that.
 const SWEEP_SHARE: u32 = 100;
-/// A worker that was stopped for a minute amid a step is not slow.
+/// A sender that was stopped for a minute amid a step is not slow.
 const LONGEST_REST: Duration = Duration::from_secs(3600);
 /// Endpoints whose counters are looked at in one step, and endpoints that were removed.
 const ENDPOINTS: i32 = 100;
@@ -28,7 +30,9 @@ pub struct Retention {
     /// One part in this many of the time, of SHARE; below its end while retention is behind.
     share: u32,
     next_step: Instant,
-    position: RetentionPosition,
+    /// There was more than the last step could remove.
+    goes_on: bool,
+    position: Option<String>,
     /// What the sweep has taken on its way to the end.
     sweep_took: Duration,
     /// It has come to the end: when to begin anew, for what was passed over.
@@ -37,22 +41,21 @@ pub struct Retention {
     removed_after: i32,
 }
 
-impl Default for Retention {
-    fn default() -> Self {
+impl Retention {
+    pub fn starting(now: Instant) -> Self {
         Retention {
             finished: 0,
             share: *SHARE.end(),
-            next_step: Instant::now(),
-            position: RetentionPosition::default(),
+            next_step: now,
+            goes_on: true,
+            position: None,
             sweep_took: Duration::ZERO,
             next_sweep: None,
             tally_after: 0,
             removed_after: 0,
         }
     }
-}
 
-impl Retention {
     pub fn finished(&mut self, deliveries: usize) {
         self.finished += deliveries;
     }
@@ -85,80 +88,80 @@ impl Retention {
     }
 
     fn begin_anew(&mut self) {
-        self.position = RetentionPosition::default();
+        self.position = None;
         self.sweep_took = Duration::ZERO;
         self.next_sweep = None;
     }
+
+    /// What is left of a pause; retention that has come to the end waits for the next wake-up.
+    fn shorten(&self, pause: Duration) -> Duration {
+        match self.goes_on {
+            true => pause.min(self.next_step.saturating_duration_since(Instant::now())),
+            false => pause,
+        }
+    }
 }
 
-impl Worker {
+impl<S: Store, W: Wire> Engine<S, W> {
     /// Makes a step when one is due and nothing is waiting to be delivered, or has been for long; says what is left of
     /// the pause. A copy of another installation keeps everything until it is adopted.
-    pub(super) fn retain(&mut self, pause: Duration) -> Duration {
-        if is_read_only() || self.foreign_endpoints > 0 {
+    pub(crate) fn retain(&mut self, pause: Duration) -> Duration {
+        if self.hold == Some(Hold::Writing) || self.housekeeping.foreign_endpoints > 0 {
             return pause;
         }
         let begun = Instant::now();
-        let patience = if pause.is_zero() && !self.retention.is_behind() {
+        let retention = &mut self.housekeeping.retention;
+        let patience = if pause.is_zero() && !retention.is_behind() {
             STEP_EVERY
         } else {
             Duration::ZERO
         };
-        if begun < self.retention.next_step + patience {
-            return pause.min(self.retention.next_step.saturating_duration_since(begun));
+        if begun < retention.next_step + patience {
+            return retention.shorten(pause);
         }
-        if self.retention.next_sweep.is_some_and(|at| begun >= at) {
-            self.retention.begin_anew();
+        if retention.next_sweep.is_some_and(|at| begun >= at) {
+            retention.begin_anew();
         }
-        let everything = self.expire().unwrap_or_else(|trouble| {
-            if trouble.code != PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+        let everything = self.remove_what_is_old().unwrap_or_else(|trouble| {
+            if !trouble.is_lock_not_available() {
                 self.complain(&trouble);
             }
             true
         });
 
         let took = begun.elapsed();
-        let retention = &mut self.retention;
+        let retention = &mut self.housekeeping.retention;
         if retention.next_sweep.is_none() {
             retention.sweep_took += took;
             let rest = (retention.sweep_took * SWEEP_SHARE).min(LONGEST_REST);
             retention.next_sweep = everything.then_some(begun + rest);
         }
-        retention.next_step = if everything {
-            // It follows a look at whose endpoints these are.
-            self.next_survey
-        } else {
-            begun + retention.interval(took)
+        retention.goes_on = !everything;
+        retention.next_step = match everything {
+            true => begun + EVERY,
+            false => begun + retention.interval(took),
         };
-        let left = pause.saturating_sub(took);
-        left.min(
-            retention
-                .next_step
-                .saturating_duration_since(Instant::now()),
-        )
+        retention.shorten(pause.saturating_sub(took))
     }
 
     /// Says whether that was all there is.
-    fn expire(&mut self) -> Result<bool, store::Trouble> {
-        let step = self.retention.step_size();
-        let position = self.retention.position;
-        let Expired {
+    fn remove_what_is_old(&mut self) -> Result<bool, Trouble> {
+        let retention = &mut self.housekeeping.retention;
+        let Retained {
             more,
             behind,
             position,
-        } = store::transaction(|client| store::expire(client, step, position))?;
-        self.retention.position = position;
-        self.retention.finished = 0;
-        self.retention.adapt(behind);
+        } = self
+            .store
+            .retain(retention.step_size(), retention.position.as_deref())?;
+        retention.position = position;
+        retention.finished = 0;
+        retention.adapt(behind);
         if !more {
-            let (tally, removed) = (self.retention.tally_after, self.retention.removed_after);
-            (self.retention.tally_after, self.retention.removed_after) =
-                store::transaction(|client| {
-                    Ok((
-                        store::expire_tally(client, tally, ENDPOINTS)?,
-                        store::forget_removed_endpoints(client, removed, ENDPOINTS)?,
-                    ))
-                })?;
+            retention.tally_after = self.store.expire_tally(retention.tally_after, ENDPOINTS)?;
+            retention.removed_after = self
+                .store
+                .forget_removed_endpoints(retention.removed_after, ENDPOINTS)?;
         }
         Ok(!more)
     }

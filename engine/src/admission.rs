@@ -1,0 +1,347 @@
+//! Admission: how many requests an endpoint may have in flight. Three rules, all of them here.
+//!
+//! **The window** of an endpoint is what it has shown to bear. It starts at [`FIRST_WINDOW`] and doubles with each round
+//! trip (one more for each good outcome) until the endpoint is overloaded for the first time; from then on it grows by one
+//! with each round trip. Overload (no answer in time, 429, 502, 503, 504) halves it, once for all that was in flight
+//! together; 500 does not, since one poison event is not overload. It is never less than 1 nor more than
+//! `endpoint.max_in_flight`. When the breaker of an endpoint closes, its window begins anew, with 1.
+//!
+//! **The rate** is a bucket of tokens, refilled at `endpoint.rate_limit` and as large as that, at least one. An attempt
+//! takes one; probes and tests take none.
+//!
+//! **The reserve** keeps those who do not answer from taking the room of those who do. Of `webhook.max_in_flight`,
+//! endpoints that are not proven get half at most, all together; and while others wait, two each. An endpoint is proven
+//! while its last outcome is good and its oldest request is not older than usual.
+//!
+//! What is free is divided evenly among those who ask, and who is asked first changes with each turn.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use webhook_delivery::{FailureKind, Outcome};
+
+use crate::budget::Budget;
+use crate::ledger::Ledger;
+use crate::store::{Due, Wish};
+
+const FIRST_WINDOW: f64 = 8.0;
+/// Where `endpoint.max_in_flight` is null.
+const DEFAULT_LIMIT: usize = 100;
+/// In flight to an endpoint that is not proven, while others wait.
+const UNPROVEN_EACH: usize = 2;
+/// A request may take this long, or this many times as long as usual, before it puts its endpoint in doubt.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE_FACTOR: u32 = 4;
+/// An endpoint that nothing was sent to for this long starts like a new one.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+
+/// What an outcome says of its endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quality {
+    Good,
+    Overloaded,
+    Bad,
+}
+
+impl Quality {
+    /// Nothing where the trouble is our own.
+    pub fn of(outcome: &Outcome) -> Option<Self> {
+        Some(match &outcome.result {
+            Ok(response) => match response.status {
+                200..=299 => Quality::Good,
+                429 | 502 | 503 | 504 => Quality::Overloaded,
+                _ => Quality::Bad,
+            },
+            Err(failure) => match failure.kind {
+                FailureKind::Local => return None,
+                FailureKind::Timeout => Quality::Overloaded,
+                _ => Quality::Bad,
+            },
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Window {
+    size: f64,
+    is_doubling: bool,
+    halved: Option<Instant>,
+    /// When it was last in use, at least half of it.
+    used: Option<Instant>,
+}
+
+impl Window {
+    fn starting_at(size: f64) -> Self {
+        Window {
+            size,
+            is_doubling: true,
+            halved: None,
+            used: None,
+        }
+    }
+
+    /// What arithmetic has lost of a whole request is added.
+    fn whole(&self) -> usize {
+        (self.size + 1e-6) as usize
+    }
+
+    fn use_for(&mut self, in_flight: usize, now: Instant) {
+        if 2.0 * in_flight as f64 >= self.size {
+            self.used = Some(now);
+        }
+    }
+
+    /// A window that was not used says nothing of what the endpoint would bear.
+    fn grow(&mut self, begun: Instant, limit: usize) {
+        if self.used.is_some_and(|used| used >= begun) {
+            let step = if self.is_doubling {
+                1.0
+            } else {
+                1.0 / self.whole() as f64
+            };
+            self.size = (self.size + step).min(limit as f64);
+        }
+    }
+
+    /// By a request that was under way when the window was halved last, it was too large already.
+    fn shrink(&mut self, begun: Instant, now: Instant) {
+        self.is_doubling = false;
+        if self.halved.is_none_or(|halved| begun > halved) {
+            self.size = (self.size / 2.0).max(1.0);
+            self.halved = Some(now);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Bucket {
+    tokens: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn fill(&mut self, rate: f64, now: Instant) {
+        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.tokens = (self.tokens + passed * rate).min(rate.max(1.0));
+        self.filled = now;
+    }
+
+    fn available(&self) -> usize {
+        // What arithmetic has lost of a whole token.
+        (self.tokens + 1e-9).max(0.0) as usize
+    }
+
+    fn next_token(&self, rate: f64) -> Instant {
+        let missing = (1.0 - self.tokens).max(0.0);
+        self.filled + Duration::from_secs_f64((missing / rate).min(86_400.0))
+    }
+}
+
+/// What is known of an endpoint.
+#[derive(Debug)]
+struct Standing {
+    window: Window,
+    limit: usize,
+    rate: Option<(f64, Bucket)>,
+    breaker_is_closed: bool,
+    last: Option<Quality>,
+    /// The usual time of a good answer.
+    usual: Option<Duration>,
+    last_used: Instant,
+}
+
+impl Standing {
+    fn new(now: Instant) -> Self {
+        Standing {
+            window: Window::starting_at(FIRST_WINDOW),
+            limit: DEFAULT_LIMIT,
+            rate: None,
+            breaker_is_closed: true,
+            last: None,
+            usual: None,
+            last_used: now,
+        }
+    }
+
+    fn is_proven(&self, oldest: Option<Instant>, now: Instant) -> bool {
+        let patience = PATIENCE.max(self.usual.unwrap_or_default() * PATIENCE_FACTOR);
+        self.last == Some(Quality::Good)
+            && oldest.is_none_or(|begun| now.saturating_duration_since(begun) <= patience)
+    }
+
+    fn window(&self) -> usize {
+        self.window.whole().clamp(1, self.limit)
+    }
+}
+
+pub struct Admission {
+    /// In flight over all.
+    pub most: usize,
+    standings: HashMap<i32, Standing>,
+    rotation: usize,
+}
+
+/// An endpoint that has something due.
+#[derive(Debug, Clone, Copy)]
+pub struct Asking {
+    pub endpoint_id: i32,
+    pub is_guarded: bool,
+}
+
+impl Admission {
+    pub fn new(most: usize) -> Self {
+        Admission {
+            most,
+            standings: HashMap::new(),
+            rotation: 0,
+        }
+    }
+
+    fn standing(&mut self, endpoint_id: i32, now: Instant) -> &mut Standing {
+        let standing = self.standings.entry(endpoint_id);
+        standing.or_insert_with(|| Standing::new(now))
+    }
+
+    pub fn learn(&mut self, due: &Due, now: Instant) {
+        let standing = self.standing(due.endpoint_id, now);
+        standing.limit = due.max_in_flight.unwrap_or(DEFAULT_LIMIT).max(1);
+        let bucket = standing.rate.take().map(|(_, bucket)| bucket);
+        standing.rate = due.rate_limit.filter(|rate| *rate > 0.0).map(|rate| {
+            let full = Bucket {
+                tokens: rate.max(1.0),
+                filled: now,
+            };
+            (rate, bucket.unwrap_or(full))
+        });
+        if due.breaker_is_closed && !standing.breaker_is_closed {
+            standing.window = Window::starting_at(1.0);
+        }
+        standing.breaker_is_closed = due.breaker_is_closed;
+    }
+
+    pub fn breaker_is_closed(&self, endpoint_id: i32) -> bool {
+        self.standings
+            .get(&endpoint_id)
+            .is_none_or(|standing| standing.breaker_is_closed)
+    }
+
+    /// A request that began then has ended.
+    pub fn note(&mut self, endpoint_id: i32, quality: Quality, began: Instant, now: Instant) {
+        let standing = self.standing(endpoint_id, now);
+        standing.last = Some(quality);
+        match quality {
+            Quality::Good => {
+                let took = now.saturating_duration_since(began);
+                let usual = standing.usual.unwrap_or(took);
+                standing.usual = Some((usual * 7 + took) / 8);
+                standing.window.grow(began, standing.limit);
+            }
+            Quality::Overloaded => standing.window.shrink(began, now),
+            Quality::Bad => {}
+        }
+    }
+
+    /// Some were claimed, of which the rate counts so many.
+    pub fn claimed(&mut self, endpoint_id: i32, count: usize, in_flight: usize, now: Instant) {
+        let standing = self.standing(endpoint_id, now);
+        standing.last_used = now;
+        standing.window.use_for(in_flight, now);
+        if let Some((_, bucket)) = &mut standing.rate {
+            bucket.tokens -= count as f64;
+        }
+    }
+
+    /// How much to claim of each of those that ask. An endpoint that may send a probe or a test is among them without
+    /// any room.
+    pub fn wishes(
+        &mut self,
+        mut asking: Vec<Asking>,
+        ledger: &Ledger,
+        budget: &Budget,
+        now: Instant,
+    ) -> Vec<Wish> {
+        if asking.is_empty() {
+            return Vec::new();
+        }
+        asking.sort_unstable_by_key(|asking| asking.endpoint_id);
+        self.rotation = self.rotation.wrapping_add(1);
+        let first = self.rotation % asking.len();
+        asking.rotate_left(first);
+
+        let mut free = self.most.saturating_sub(ledger.out());
+        let mut free_to_unproven = (self.most / 2).saturating_sub(self.unproven_out(ledger, now));
+        let others_wait = asking.len() > 1;
+        let mut wishes = Vec::with_capacity(asking.len());
+        for (
+            already,
+            &Asking {
+                endpoint_id,
+                is_guarded,
+            },
+        ) in asking.iter().enumerate()
+        {
+            let fair = free.div_ceil(asking.len() - already);
+            let in_flight = ledger.out_to(endpoint_id) + ledger.handed_back_of(endpoint_id);
+            let standing = self.standing(endpoint_id, now);
+            let is_proven = standing.is_proven(ledger.oldest_to(endpoint_id), now);
+            let mut window = standing.window();
+            let mut most = fair;
+            if !is_proven {
+                most = most.min(free_to_unproven);
+                if others_wait {
+                    window = window.min(UNPROVEN_EACH);
+                }
+            }
+            if let Some((rate, bucket)) = &mut standing.rate {
+                bucket.fill(*rate, now);
+                most = most.min(bucket.available());
+            }
+            let byte_room = budget.room_of(ledger.bytes_out_to(endpoint_id));
+            let count = match budget.is_full(ledger.bytes_out()) {
+                false => most.min(window.saturating_sub(in_flight)),
+                true => most.min(usize::from(in_flight == 0)),
+            };
+            if byte_room > 0 && (count > 0 || is_guarded) {
+                wishes.push(Wish {
+                    endpoint_id,
+                    count,
+                    byte_room,
+                });
+                free -= count;
+                if !is_proven {
+                    free_to_unproven -= count;
+                }
+            }
+        }
+        wishes
+    }
+
+    fn unproven_out(&self, ledger: &Ledger, now: Instant) -> usize {
+        ledger
+            .endpoints_out()
+            .filter(|(endpoint_id, _)| {
+                let standing = self.standings.get(endpoint_id);
+                !standing
+                    .is_some_and(|standing| standing.is_proven(ledger.oldest_to(*endpoint_id), now))
+            })
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    /// When an endpoint that is due and gets nothing may get something, where only its rate keeps it back.
+    pub fn next_token(&self, endpoint_id: i32) -> Option<Instant> {
+        let (rate, bucket) = self.standings.get(&endpoint_id)?.rate.as_ref()?;
+        (bucket.available() == 0).then(|| bucket.next_token(*rate))
+    }
+
+    pub fn forget_unused(&mut self, ledger: &Ledger, now: Instant) {
+        self.standings.retain(|endpoint_id, standing| {
+            now.saturating_duration_since(standing.last_used) < REMEMBERED_FOR
+                || ledger.out_to(*endpoint_id) > 0
+                || !standing.breaker_is_closed
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

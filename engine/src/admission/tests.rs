@@ -1,0 +1,327 @@
+use super::*;
+use crate::ledger::Ending;
+use uuid::Uuid;
+use webhook_delivery::Key;
+
+/// Endpoints, their requests, and a clock that only the test moves.
+struct Scene {
+    admission: Admission,
+    ledger: Ledger,
+    budget: Budget,
+    now: Instant,
+    keys: u128,
+}
+
+impl Scene {
+    fn with(most: usize) -> Self {
+        Scene {
+            admission: Admission::new(most),
+            ledger: Ledger::default(),
+            budget: Budget::default(),
+            now: Instant::now(),
+            keys: 0,
+        }
+    }
+
+    fn pass(&mut self, milliseconds: u64) {
+        self.now += Duration::from_millis(milliseconds);
+    }
+
+    fn learn(&mut self, endpoint_id: i32, due: Due) {
+        let due = Due { endpoint_id, ..due };
+        self.admission.learn(&due, self.now);
+    }
+
+    fn wishes(&mut self, endpoints: &[i32]) -> HashMap<i32, usize> {
+        let asking = endpoints.iter().map(|endpoint_id| Asking {
+            endpoint_id: *endpoint_id,
+            is_guarded: false,
+        });
+        self.admission
+            .wishes(asking.collect(), &self.ledger, &self.budget, self.now)
+            .into_iter()
+            .map(|wish| (wish.endpoint_id, wish.count))
+            .collect()
+    }
+
+    fn wish(&mut self, endpoint: i32) -> usize {
+        self.wishes(&[endpoint])
+            .get(&endpoint)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Claims all that is granted; says how many of each.
+    fn claim(&mut self, endpoints: &[i32]) -> HashMap<i32, usize> {
+        let granted = self.wishes(endpoints);
+        for (endpoint, count) in &granted {
+            self.begin(*endpoint, *count);
+        }
+        granted
+    }
+
+    fn begin(&mut self, endpoint: i32, count: usize) {
+        for _ in 0..count {
+            self.keys += 1;
+            let key = Key {
+                event_id: Uuid::from_u128(self.keys),
+                endpoint_id: endpoint,
+                claim_seq: 1,
+            };
+            self.ledger.claim(key, 1, self.now);
+        }
+        let in_flight = self.ledger.out_to(endpoint);
+        self.admission.claimed(endpoint, count, in_flight, self.now);
+    }
+
+    /// Ends all requests to this endpoint.
+    fn end(&mut self, endpoint: i32, quality: Quality) {
+        let keys = self.ledger.keys_out().into_iter();
+        for key in keys.filter(|key| key.endpoint_id == endpoint) {
+            let flight = self.ledger.end(Ending::released(key)).unwrap();
+            self.admission
+                .note(endpoint, quality, flight.begun, self.now);
+        }
+    }
+
+    fn round(&mut self, endpoint: i32, quality: Quality) -> usize {
+        let claimed = self.claim(&[endpoint]).get(&endpoint).copied();
+        self.pass(100);
+        self.end(endpoint, quality);
+        claimed.unwrap_or(0)
+    }
+
+    fn proven(&mut self, endpoint: i32) {
+        self.begin(endpoint, 1);
+        self.end(endpoint, Quality::Good);
+    }
+}
+
+const CLOSED: Due = Due {
+    endpoint_id: 0,
+    due_in: None,
+    max_in_flight: None,
+    rate_limit: None,
+    breaker_is_closed: true,
+    is_guarded: false,
+    turns_away: false,
+};
+
+#[test]
+fn a_window_doubles_with_each_round_trip_up_to_the_endpoint_s_limit() {
+    let mut scene = Scene::with(1000);
+    let rounds: Vec<usize> = (0..6).map(|_| scene.round(1, Quality::Good)).collect();
+    assert_eq!(rounds, [8, 16, 32, 64, 100, 100]);
+
+    let mut scene = Scene::with(1000);
+    scene.learn(
+        1,
+        Due {
+            max_in_flight: Some(20),
+            ..CLOSED
+        },
+    );
+    let rounds: Vec<usize> = (0..3).map(|_| scene.round(1, Quality::Good)).collect();
+    assert_eq!(rounds, [8, 16, 20]);
+}
+
+#[test]
+fn overload_halves_the_window_once_for_all_that_was_in_flight_and_ends_the_doubling() {
+    let mut scene = Scene::with(1000);
+    for _ in 0..3 {
+        scene.round(1, Quality::Good);
+    }
+    assert_eq!(scene.round(1, Quality::Overloaded), 64);
+    scene.proven(1);
+    assert_eq!(scene.wish(1), 32);
+    let rounds: Vec<usize> = (0..3).map(|_| scene.round(1, Quality::Good)).collect();
+    assert_eq!(rounds, [32, 33, 34]);
+}
+
+#[test]
+fn a_window_never_falls_below_one() {
+    let mut scene = Scene::with(1000);
+    for _ in 0..10 {
+        scene.round(1, Quality::Overloaded);
+    }
+    assert_eq!(scene.wish(1), 1);
+}
+
+#[test]
+fn a_poison_event_does_not_narrow_the_window() {
+    let mut scene = Scene::with(1000);
+    scene.round(1, Quality::Good);
+    scene.begin(1, 1);
+    scene.end(1, Quality::Bad);
+    assert_eq!(scene.wish(1), 16);
+}
+
+#[test]
+fn a_window_that_is_not_used_does_not_grow() {
+    let mut scene = Scene::with(1000);
+    for _ in 0..50 {
+        scene.proven(1);
+    }
+    assert_eq!(scene.wish(1), 8);
+}
+
+#[test]
+fn a_breaker_that_closes_begins_the_window_anew_with_one() {
+    let mut scene = Scene::with(1000);
+    scene.learn(1, CLOSED);
+    for _ in 0..4 {
+        scene.round(1, Quality::Good);
+    }
+    scene.learn(
+        1,
+        Due {
+            breaker_is_closed: false,
+            ..CLOSED
+        },
+    );
+    scene.learn(1, CLOSED);
+    let rounds: Vec<usize> = (0..4).map(|_| scene.round(1, Quality::Good)).collect();
+    assert_eq!(rounds, [1, 2, 4, 8]);
+    scene.learn(1, CLOSED);
+    assert_eq!(scene.round(1, Quality::Good), 16, "it was closed already");
+}
+
+#[test]
+fn attempts_in_any_second_are_no_more_than_the_rate_and_one_bucket() {
+    let mut scene = Scene::with(1000);
+    let limited = Due {
+        rate_limit: Some(10.0),
+        ..CLOSED
+    };
+    scene.learn(1, limited.clone());
+    let mut sent = Vec::new();
+    for tick in 0..500 {
+        let count = scene.claim(&[1]).get(&1).copied().unwrap_or(0);
+        sent.extend(vec![tick; count]);
+        scene.end(1, Quality::Good);
+        scene.pass(10);
+        scene.learn(1, limited.clone());
+    }
+    // Five seconds: the bucket of the beginning, and what has come since.
+    assert!((58..=60).contains(&sent.len()), "{}", sent.len());
+    assert!(sent.windows(21).all(|window| window[20] - window[0] > 100));
+}
+
+#[test]
+fn a_rate_below_one_a_second_is_kept_and_says_when_the_next_may_go() {
+    let mut scene = Scene::with(1000);
+    let limited = Due {
+        rate_limit: Some(0.5),
+        ..CLOSED
+    };
+    scene.learn(1, limited);
+    assert_eq!(scene.round(1, Quality::Good), 1);
+    assert_eq!(scene.wish(1), 0);
+    let next = scene.admission.next_token(1).unwrap();
+    let left = next.saturating_duration_since(scene.now);
+    assert!((1_800..=1_900).contains(&left.as_millis()), "{left:?}");
+    scene.now = next;
+    assert_eq!(scene.wish(1), 1);
+    assert_eq!(scene.admission.next_token(1), None);
+}
+
+#[test]
+fn endpoints_that_do_not_answer_take_half_at_most_and_two_each_while_others_wait() {
+    let mut scene = Scene::with(1000);
+    let hung: Vec<i32> = (1..=1000).collect();
+    for _ in 0..5 {
+        scene.claim(&hung);
+    }
+    assert_eq!(scene.ledger.out(), 500);
+    assert!(
+        hung.iter()
+            .all(|endpoint| scene.ledger.out_to(*endpoint) <= 2)
+    );
+
+    scene.proven(2000);
+    let mut all = hung.clone();
+    all.push(2000);
+    assert_eq!(scene.wishes(&all)[&2000], 8);
+}
+
+#[test]
+fn an_endpoint_that_is_alone_is_not_kept_to_two() {
+    let mut scene = Scene::with(1000);
+    assert_eq!(scene.wish(1), 8);
+    assert_eq!(scene.wishes(&[1, 2]), HashMap::from([(1, 2), (2, 2)]));
+}
+
+#[test]
+fn a_proven_endpoint_whose_oldest_request_takes_too_long_is_in_doubt_until_it_answers() {
+    let mut scene = Scene::with(1000);
+    scene.proven(1);
+    scene.proven(2);
+    scene.begin(1, 3);
+    scene.pass(1000);
+    assert_eq!(scene.wishes(&[1, 2])[&1], 5);
+    scene.pass(1);
+    assert!(!scene.wishes(&[1, 2]).contains_key(&1));
+    scene.end(1, Quality::Good);
+    assert_eq!(scene.wishes(&[1, 2])[&1], 8);
+}
+
+#[test]
+fn an_endpoint_that_is_slow_as_usual_is_not_in_doubt() {
+    let mut scene = Scene::with(1000);
+    scene.begin(1, 1);
+    scene.pass(2_000);
+    scene.end(1, Quality::Good);
+    scene.begin(1, 3);
+    scene.pass(7_000);
+    assert_eq!(scene.wishes(&[1, 2])[&1], 5);
+    scene.pass(2_000);
+    assert!(!scene.wishes(&[1, 2]).contains_key(&1));
+}
+
+#[test]
+fn what_is_free_is_divided_evenly_and_everybody_comes_first_in_turn() {
+    let mut scene = Scene::with(10);
+    for endpoint in 1..=20 {
+        scene.proven(endpoint);
+    }
+    let all: Vec<i32> = (1..=20).collect();
+    let mut served: HashMap<i32, usize> = HashMap::new();
+    for _ in 0..20 {
+        let granted = scene.claim(&all);
+        assert_eq!(granted.values().sum::<usize>(), 10);
+        for (endpoint, count) in granted {
+            assert_eq!(count, 1);
+            *served.entry(endpoint).or_default() += 1;
+            scene.end(endpoint, Quality::Good);
+        }
+    }
+    assert_eq!(served.len(), 20);
+    assert!(served.values().all(|count| *count == 10), "{served:?}");
+}
+
+#[test]
+fn what_cannot_be_settled_counts_as_in_flight() {
+    let mut scene = Scene::with(1000);
+    scene.claim(&[1]);
+    scene.end(1, Quality::Good);
+    let endings = scene.ledger.take_endings();
+    scene.ledger.put_back(endings);
+    assert_eq!(scene.wish(1), 8);
+    scene.ledger.take_endings();
+    assert_eq!(scene.wish(1), 16);
+}
+
+#[test]
+fn an_endpoint_with_a_probe_or_a_test_is_asked_for_without_any_room() {
+    let mut scene = Scene::with(1000);
+    scene.begin(1, 8);
+    let asking = vec![Asking {
+        endpoint_id: 1,
+        is_guarded: true,
+    }];
+    let wishes = scene
+        .admission
+        .wishes(asking, &scene.ledger, &scene.budget, scene.now);
+    assert_eq!(wishes.len(), 1);
+    assert_eq!(wishes[0].count, 0);
+}

@@ -1,0 +1,164 @@
+//! The agenda: when each endpoint has something due, as far as this sender knows.
+//!
+//! It learns that from the exchanges, from commits that say so, and, now and then, from a look at all endpoints that have
+//! something queued. The look is page by page, so that a turn stays short where there are many.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use crate::admission::Asking;
+use crate::store::Due;
+
+/// Endpoints that a page of the look has.
+pub const PAGE: usize = 300;
+/// What somebody has locked is tried again after this.
+const LOCKED_RETRY: Duration = Duration::from_millis(250);
+
+/// What a commit has told.
+pub enum Wake {
+    /// Something of this endpoint is due in that time.
+    Endpoint { id: i32, due_in: Duration },
+    /// Anything may have changed.
+    Anything,
+}
+
+#[derive(Default)]
+pub struct Agenda {
+    entries: HashMap<i32, Entry>,
+    /// The same by time.
+    by_time: BTreeSet<(Instant, i32)>,
+    turning_away: BTreeSet<i32>,
+    look: Look,
+}
+
+struct Entry {
+    due: Instant,
+    is_guarded: bool,
+    /// The number of the look during which it was last heard of.
+    heard_of: u64,
+}
+
+#[derive(Default)]
+struct Look {
+    number: u64,
+    /// After which endpoint to go on; nothing while none is under way.
+    after_endpoint: Option<i32>,
+    /// Begin one as soon as there is none.
+    again: bool,
+    next: Option<Instant>,
+}
+
+impl Agenda {
+    pub fn wake(&mut self, wake: Wake, now: Instant) {
+        match wake {
+            Wake::Anything => self.look.again = true,
+            Wake::Endpoint { id, due_in } => {
+                let due = now + due_in;
+                let is_sooner = self.entries.get(&id).is_none_or(|entry| due < entry.due);
+                if is_sooner {
+                    let is_guarded = self.entries.get(&id).is_some_and(|e| e.is_guarded);
+                    self.set(id, Some(due), is_guarded);
+                }
+            }
+        }
+    }
+
+    /// After which endpoint to read the next page; nothing where no look is needed.
+    pub fn look_after(&mut self, now: Instant) -> Option<i32> {
+        if self.look.after_endpoint.is_none()
+            && (self.look.again || self.look.next.is_none_or(|next| now >= next))
+        {
+            self.look.again = false;
+            self.look.number += 1;
+            self.look.after_endpoint = Some(0);
+        }
+        self.look.after_endpoint
+    }
+
+    /// A page of the look. After the last one, an endpoint that none of them had, and that nobody has told of since, has
+    /// nothing queued.
+    pub fn looked_at(&mut self, page: &[Due], now: Instant, poll_interval: Duration) {
+        for due in page {
+            self.learn(due, now);
+        }
+        if page.len() >= PAGE {
+            self.look.after_endpoint = page.last().map(|due| due.endpoint_id);
+            return;
+        }
+        self.look.after_endpoint = None;
+        self.look.next = Some(now + poll_interval);
+        let number = self.look.number;
+        let gone = self.entries.iter().filter(|(_, e)| e.heard_of < number);
+        let gone: Vec<i32> = gone.map(|(id, _)| *id).collect();
+        for id in gone {
+            self.set(id, None, false);
+        }
+    }
+
+    pub fn learn(&mut self, due: &Due, now: Instant) {
+        let id = due.endpoint_id;
+        if due.turns_away {
+            self.turning_away.insert(id);
+        } else {
+            self.turning_away.remove(&id);
+        }
+        // Where nothing is sent, there may be a probe later.
+        let is_now = due.due_in == Some(Duration::ZERO);
+        let due_in = due.due_in.filter(|_| !(due.turns_away && is_now));
+        self.set(id, due_in.map(|due_in| now + due_in), due.is_guarded);
+    }
+
+    /// It is due, and nothing could be claimed: somebody has locked it.
+    pub fn put_off_what_is_due(&mut self, id: i32, now: Instant) {
+        if let Some(entry) = self.entries.get(&id).filter(|entry| entry.due <= now) {
+            let is_guarded = entry.is_guarded;
+            self.set(id, Some(now + LOCKED_RETRY), is_guarded);
+        }
+    }
+
+    fn set(&mut self, id: i32, due: Option<Instant>, is_guarded: bool) {
+        if let Some(old) = self.entries.remove(&id) {
+            self.by_time.remove(&(old.due, id));
+        }
+        if let Some(due) = due {
+            self.by_time.insert((due, id));
+            let heard_of = self.look.number;
+            self.entries.insert(
+                id,
+                Entry {
+                    due,
+                    is_guarded,
+                    heard_of,
+                },
+            );
+        }
+    }
+
+    pub fn asking(&self, now: Instant) -> Vec<Asking> {
+        self.by_time
+            .iter()
+            .take_while(|(due, _)| *due <= now)
+            .map(|(_, endpoint_id)| Asking {
+                endpoint_id: *endpoint_id,
+                is_guarded: self.entries[endpoint_id].is_guarded,
+            })
+            .collect()
+    }
+
+    pub fn turning_away(&self) -> Vec<i32> {
+        self.turning_away.iter().copied().collect()
+    }
+
+    /// The next time at which something becomes due that is not due yet, or all endpoints are to be looked at.
+    pub fn next(&self, now: Instant) -> Option<Instant> {
+        if self.look.after_endpoint.is_some() || self.look.again {
+            return Some(now);
+        }
+        let later = self.by_time.range((now, i32::MAX)..).next();
+        let later = later.map(|(due, _)| *due);
+        later.into_iter().chain(self.look.next).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

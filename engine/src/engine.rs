@@ -1,0 +1,436 @@
+//! The turn.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::admission::{Admission, Quality};
+use crate::agenda::{self, Agenda, Wake};
+use crate::budget::Budget;
+use crate::housekeeping::Housekeeping;
+use crate::ledger::{Ending, Ledger};
+use crate::store::{Exchanged, Store, Tally, Wishes};
+use crate::trouble::Trouble;
+use crate::wire::Wire;
+
+/// Endings that somebody keeps from being settled are handed in again after this.
+const LOCKED_RETRY: Duration = Duration::from_millis(250);
+/// Of an exchange that met a person who moved the same rows, before it counts as an error.
+const MOST_RERUNS: u32 = 10;
+const FIRST_ERROR_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Requests in flight, of all endpoints together.
+    pub max_in_flight: usize,
+    /// Everything is looked at this often, whatever is told meanwhile.
+    pub poll_interval: Duration,
+    pub stale_after: Duration,
+}
+
+/// What the engine may not do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// What has ended is settled all the same.
+    Claiming,
+    /// The server is read-only.
+    Writing,
+}
+
+/// Why the engine cannot go on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// The SQL is not there any more.
+    Gone,
+    /// It was dropped and made anew: begin anew too.
+    Replaced,
+    /// What is out cannot be settled: whoever comes when both speak one protocol again recovers it.
+    OtherProtocol,
+}
+
+/// What the host is to say in its log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    Error(String),
+    Warning {
+        /// SQLSTATE.
+        code: &'static str,
+        message: String,
+        hint: String,
+    },
+    Log(String),
+}
+
+pub struct Engine<S, W> {
+    pub(crate) store: S,
+    pub(crate) wire: W,
+    pub(crate) config: Config,
+    pub(crate) installation: String,
+    pub(crate) database: String,
+    pub(crate) hold: Option<Hold>,
+    /// Taken when first something may be claimed.
+    pub(crate) instance: Option<i32>,
+    pub(crate) ledger: Ledger,
+    pub(crate) admission: Admission,
+    agenda: Agenda,
+    pub(crate) budget: Budget,
+    pub(crate) tally: Tally,
+    pub(crate) housekeeping: Housekeeping,
+    pub(crate) notices: Vec<Notice>,
+    errors_in_a_row: u32,
+    reruns: u32,
+    next_turning_away: Instant,
+}
+
+impl<S: Store, W: Wire> Engine<S, W> {
+    /// `installation` and `database` as [`Store::examine`] has told them.
+    pub fn new(store: S, wire: W, config: Config, installation: String, database: String) -> Self {
+        let now = Instant::now();
+        Engine {
+            store,
+            wire,
+            admission: Admission::new(config.max_in_flight),
+            config,
+            installation,
+            database,
+            hold: None,
+            instance: None,
+            ledger: Ledger::default(),
+            agenda: Agenda::default(),
+            budget: Budget::default(),
+            tally: Tally::default(),
+            housekeeping: Housekeeping::starting(now),
+            notices: Vec::new(),
+            errors_in_a_row: 0,
+            reruns: 0,
+            next_turning_away: now,
+        }
+    }
+
+    pub fn configure(&mut self, config: Config) {
+        self.admission.most = config.max_in_flight;
+        self.config = config;
+        self.housekeeping.survey_soon();
+        self.agenda.wake(Wake::Anything, Instant::now());
+    }
+
+    pub fn hold(&mut self, hold: Option<Hold>) {
+        self.hold = hold;
+    }
+
+    pub fn wake(&mut self, wake: Wake) {
+        self.agenda.wake(wake, Instant::now());
+    }
+
+    pub fn wire(&self) -> &W {
+        &self.wire
+    }
+
+    pub fn store(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.ledger.out()
+    }
+
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Less is claimed at a time, until it is not short any more.
+    pub fn memory_is_short(&mut self) {
+        self.budget.halve();
+    }
+
+    /// Says how long there is nothing to do.
+    pub fn turn(&mut self) -> Result<Duration, End> {
+        let now = Instant::now();
+        self.collect();
+        self.keep_house(now)?;
+        match self.exchange(now) {
+            Ok(pause) => {
+                if self.hold.is_none() {
+                    self.errors_in_a_row = 0;
+                }
+                self.reruns = 0;
+                Ok(self.retain(pause))
+            }
+            Err(trouble) => self.after(trouble),
+        }
+    }
+
+    /// Takes what has ended from the wire.
+    pub(crate) fn collect(&mut self) {
+        for outcome in self.wire.take_outcomes() {
+            let (quality, ended) = (Quality::of(&outcome), outcome.ended);
+            let endpoint_id = outcome.key.endpoint_id;
+            if let Some(flight) = self.ledger.end(Ending::from(outcome))
+                && let Some(quality) = quality
+            {
+                self.admission
+                    .note(endpoint_id, quality, flight.begun, ended);
+            }
+        }
+    }
+
+    fn after(&mut self, trouble: Trouble) -> Result<Duration, End> {
+        if trouble.is_passing() && self.reruns < MOST_RERUNS {
+            self.reruns += 1;
+            return Ok(Duration::ZERO);
+        }
+        if trouble.commit_unknown {
+            self.housekeeping.recovery.begin_anew();
+        }
+        self.errors_in_a_row += 1;
+        if let Ok(None) = self.store.examine() {
+            return Err(End::Gone);
+        }
+        if self.errors_in_a_row.is_power_of_two() {
+            self.notices.push(Notice::Error(trouble.message));
+        }
+        let pause = FIRST_ERROR_PAUSE * 2u32.pow(self.errors_in_a_row.min(10));
+        Ok(pause.min(LONGEST_ERROR_PAUSE))
+    }
+
+    pub(crate) fn complain(&mut self, trouble: &Trouble) {
+        if !trouble.is_passing() {
+            self.notices.push(Notice::Error(trouble.message.clone()));
+        }
+    }
+
+    /// This run's number, taken when it is first needed: a server that is read-only has none to give.
+    pub(crate) fn instance(&mut self) -> Result<i32, Trouble> {
+        match self.instance {
+            Some(instance) => Ok(instance),
+            None => Ok(*self.instance.insert(self.store.begin_instance()?)),
+        }
+    }
+
+    fn exchange(&mut self, now: Instant) -> Result<Duration, Trouble> {
+        if self.hold == Some(Hold::Writing) {
+            return Ok(self.config.poll_interval);
+        }
+        // After an error they go one by one, so that trouble with one never keeps the others back.
+        let cautious = self.errors_in_a_row > 0;
+        if cautious {
+            self.settle_one_by_one()?;
+        }
+        let wishes = match self.hold {
+            None => self.wishes(cautious, now)?,
+            Some(_) => Wishes::default(),
+        };
+        let mut pause = self.config.poll_interval;
+        if self.ledger.has_endings() || !wishes.of_endpoints.is_empty() {
+            let endings = self.ledger.take_endings();
+            match self.store.exchange(&endings, &wishes) {
+                Ok(exchanged) => pause = self.exchanged(endings, &wishes, exchanged),
+                Err(trouble) => {
+                    self.ledger.put_back(endings);
+                    return Err(trouble);
+                }
+            }
+        }
+        if self.hold.is_some() {
+            return Ok(pause.min(self.housekeeping.pause(now)));
+        }
+        Ok(pause.min(self.turn_away(now)).min(self.until_next(now)))
+    }
+
+    fn wishes(&mut self, cautious: bool, now: Instant) -> Result<Wishes, Trouble> {
+        let instance = self.instance()?;
+        if let Some(after) = self.agenda.look_after(now) {
+            let page = self.store.agenda(after, agenda::PAGE)?;
+            for due in &page {
+                self.admission.learn(due, now);
+            }
+            self.agenda.looked_at(&page, now, self.config.poll_interval);
+        }
+        let asking = self.agenda.asking(now);
+        let mut wishes = self
+            .admission
+            .wishes(asking, &self.ledger, &self.budget, now);
+        if cautious {
+            // One at a time, each turn another one: what cannot be claimed must not stop the rest.
+            wishes.truncate(1);
+            wishes
+                .iter_mut()
+                .for_each(|wish| wish.count = wish.count.min(1));
+        }
+        Ok(Wishes {
+            instance: Some(instance),
+            of_endpoints: wishes,
+            byte_room: self.budget.room(self.ledger.bytes_out()),
+        })
+    }
+
+    /// It is committed: hand the claims to the wire, and see when to come back.
+    fn exchanged(
+        &mut self,
+        endings: Vec<Ending>,
+        wishes: &Wishes,
+        exchanged: Exchanged,
+    ) -> Duration {
+        let now = Instant::now();
+        if !endings.is_empty() {
+            self.housekeeping
+                .retention
+                .finished(exchanged.finished.deliveries());
+            self.tally.add(exchanged.finished);
+            self.housekeeping.expect_alerts();
+        }
+        let locked = |ending: &Ending| exchanged.locked.contains(&ending.key);
+        self.ledger.put_back(endings.into_iter().filter(locked));
+
+        for due in &exchanged.due {
+            let was_closed = self.admission.breaker_is_closed(due.endpoint_id);
+            self.admission.learn(due, now);
+            self.agenda.learn(due, now);
+            if was_closed && !due.breaker_is_closed {
+                self.withdraw(due.endpoint_id);
+            }
+        }
+
+        let mut got: HashMap<i32, Got> = HashMap::new();
+        for attempt in &exchanged.claimed.attempts {
+            self.ledger.claim(attempt.key, attempt.payload.len(), now);
+            let got = got.entry(attempt.key.endpoint_id).or_default();
+            got.all += 1;
+            got.of_the_rate += usize::from(attempt.event_type != "webhook.test");
+        }
+        for ending in exchanged.claimed.endings {
+            self.ledger.claim(ending.key, 0, now);
+            got.entry(ending.key.endpoint_id).or_default().all += 1;
+            self.ledger.end(ending);
+        }
+        self.wire.submit(exchanged.claimed.attempts);
+
+        let mut pause = Duration::MAX;
+        for wish in &wishes.of_endpoints {
+            let got = got.get(&wish.endpoint_id).copied().unwrap_or_default();
+            // A probe is no attempt that the rate counts.
+            let of_the_rate = match self.admission.breaker_is_closed(wish.endpoint_id) {
+                true => got.of_the_rate,
+                false => 0,
+            };
+            let in_flight = self.ledger.out_to(wish.endpoint_id);
+            self.admission
+                .claimed(wish.endpoint_id, of_the_rate, in_flight, now);
+            if got.all == 0 {
+                self.agenda.put_off_what_is_due(wish.endpoint_id, now);
+            } else if got.all >= wish.count {
+                // There may be more.
+                pause = Duration::ZERO;
+            }
+        }
+        if self.ledger.has_endings() {
+            pause = pause.min(LOCKED_RETRY);
+        }
+        pause
+    }
+
+    /// A breaker has opened: what has not gone out yet is given back.
+    fn withdraw(&mut self, endpoint_id: i32) {
+        let withdrawn = self.wire.withdraw(&|key| key.endpoint_id == endpoint_id);
+        for key in withdrawn {
+            self.ledger.end(Ending::released(key));
+        }
+    }
+
+    /// One that cannot be settled, say under a policy with an impossible delay, is set aside and must not keep
+    /// the others back.
+    fn settle_one_by_one(&mut self) -> Result<(), Trouble> {
+        let mut endings = self.ledger.take_endings().into_iter();
+        while let Some(ending) = endings.next() {
+            let one = std::slice::from_ref(&ending);
+            match self.store.exchange(one, &Wishes::default()) {
+                Ok(exchanged) => {
+                    self.exchanged(vec![ending], &Wishes::default(), exchanged);
+                }
+                Err(trouble) if trouble.is_about_data() => {
+                    let message = format!("outcome set aside: {}", trouble.message);
+                    self.notices.push(Notice::Error(message));
+                    self.ledger.set_aside(ending);
+                }
+                Err(trouble) => {
+                    self.ledger.put_back(std::iter::once(ending).chain(endings));
+                    return Err(trouble);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles what has ended and claims nothing.
+    pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
+        let endings = self.ledger.take_endings();
+        if endings.is_empty() {
+            return Ok(());
+        }
+        match self.store.exchange(&endings, &Wishes::default()) {
+            Ok(exchanged) => {
+                self.exchanged(endings, &Wishes::default(), exchanged);
+                Ok(())
+            }
+            Err(trouble) => {
+                self.ledger.put_back(endings);
+                Err(trouble)
+            }
+        }
+    }
+
+    /// Ends what is due for endpoints that are left alone and hold nothing, and says when to do so again. It has a
+    /// transaction of its own: what somebody's trigger does not let end must not keep deliveries back. Not in every
+    /// turn: each time counts in the metrics, and so leaves a version of their rows.
+    fn turn_away(&mut self, now: Instant) -> Duration {
+        const PAGE: i32 = 1000;
+        const EVERY: Duration = Duration::from_millis(250);
+        const AFTER_TROUBLE: Duration = Duration::from_secs(5);
+        let endpoints = self.agenda.turning_away();
+        if endpoints.is_empty() {
+            return Duration::MAX;
+        }
+        if now < self.next_turning_away {
+            return self.next_turning_away - now;
+        }
+        let pause = match self.store.turn_away(endpoints, PAGE) {
+            // Whoever commits more wakes us.
+            Ok(0) => return Duration::MAX,
+            Ok(turned_away) => {
+                self.housekeeping.expect_alerts();
+                match turned_away >= i64::from(PAGE) {
+                    true => Duration::ZERO,
+                    false => EVERY,
+                }
+            }
+            Err(trouble) => {
+                self.complain(&trouble);
+                AFTER_TROUBLE
+            }
+        };
+        self.next_turning_away = now + pause;
+        pause
+    }
+
+    /// What is due and has no room comes when an outcome makes room, which wakes us anyway; or with the next token.
+    fn until_next(&self, now: Instant) -> Duration {
+        let asking = self.agenda.asking(now).into_iter();
+        let tokens = asking.filter_map(|asking| self.admission.next_token(asking.endpoint_id));
+        let next = tokens.chain(self.agenda.next(now)).min();
+        let next = next.map_or(self.config.poll_interval, |next| {
+            next.saturating_duration_since(now)
+        });
+        next.min(self.config.poll_interval)
+            .min(self.housekeeping.pause(now))
+    }
+}
+
+/// What was claimed of an endpoint.
+#[derive(Clone, Copy, Default)]
+struct Got {
+    all: usize,
+    of_the_rate: usize,
+}
+
+#[cfg(test)]
+mod tests;

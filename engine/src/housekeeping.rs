@@ -1,0 +1,200 @@
+//! What is to be done every few seconds. At most one thing of it in a turn, so that a turn stays short, and none of it
+//! wakes a sender that is at rest: what is due waits for the next wake-up.
+
+use std::time::{Duration, Instant};
+
+use crate::engine::{End, Engine, Hold, Notice};
+use crate::protocol;
+use crate::recovery::Recovery;
+use crate::retention::Retention;
+use crate::store::Store;
+use crate::trouble::Trouble;
+use crate::wire::Wire;
+
+pub const EVERY: Duration = Duration::from_secs(5);
+const ALERTS_EVERY: Duration = Duration::from_secs(1);
+/// What is ended in one turn of endpoints that are not sent to.
+const EXPIRY_PAGE: i32 = 1000;
+const NOT_IN_PREREQUISITE_STATE: &str = "55000";
+const WARNING: &str = "01000";
+
+pub struct Housekeeping {
+    next_survey: Instant,
+    next_expiry: Instant,
+    /// There is another page.
+    expiry_goes_on: bool,
+    /// Nothing where there is nothing to tell.
+    next_alerts: Option<Instant>,
+    last_alerts: Instant,
+    pub recovery: Recovery,
+    pub retention: Retention,
+    pub foreign_endpoints: i64,
+    is_without_site: bool,
+    longest_request: Duration,
+}
+
+impl Housekeeping {
+    pub fn starting(now: Instant) -> Self {
+        Housekeeping {
+            next_survey: now,
+            next_expiry: now,
+            expiry_goes_on: true,
+            next_alerts: None,
+            last_alerts: now,
+            recovery: Recovery::starting(now),
+            retention: Retention::starting(now),
+            foreign_endpoints: 0,
+            is_without_site: false,
+            longest_request: Duration::ZERO,
+        }
+    }
+
+    pub fn survey_soon(&mut self) {
+        self.next_survey = Instant::now();
+    }
+
+    /// Something was settled that may have left alerts.
+    pub fn expect_alerts(&mut self) {
+        let earliest = self.last_alerts + ALERTS_EVERY;
+        self.next_alerts.get_or_insert(earliest.max(Instant::now()));
+    }
+
+    /// What is due is done at once; of what is not, only some ends a sleep.
+    pub fn pause(&self, now: Instant) -> Duration {
+        let expiry = self.expiry_goes_on.then_some(self.next_expiry);
+        let urgent = [self.next_alerts, expiry, self.recovery.goes_on_at()];
+        let all = [self.next_survey, self.next_expiry, self.recovery.next];
+        let due = all.into_iter().filter(|next| *next <= now);
+        let next = due.chain(urgent.into_iter().flatten()).min();
+        next.map_or(Duration::MAX, |next| next.saturating_duration_since(now))
+    }
+}
+
+impl<S: Store, W: Wire> Engine<S, W> {
+    /// Trouble here must not keep deliveries back: it is reported, and tried again after a while.
+    pub(crate) fn keep_house(&mut self, now: Instant) -> Result<(), End> {
+        let can_write = self.hold != Some(Hold::Writing);
+        let house = &mut self.housekeeping;
+        let done = if now >= house.next_survey {
+            house.next_survey = now + EVERY;
+            self.survey(now)?
+        } else if can_write && house.next_alerts.is_some_and(|at| now >= at) {
+            self.raise_alerts(now)
+        } else if can_write && now >= house.next_expiry {
+            self.expire_waiting(now)
+        } else if self.hold.is_none() && now >= house.recovery.next {
+            self.recover(now)
+        } else {
+            Ok(())
+        };
+        if let Err(trouble) = done {
+            self.complain(&trouble);
+        }
+        Ok(())
+    }
+
+    /// What changes seldom and tells nobody.
+    fn survey(&mut self, now: Instant) -> Result<Result<(), Trouble>, End> {
+        if self.hold.is_none() {
+            self.budget.double();
+        }
+        self.admission.forget_unused(&self.ledger, now);
+        match self.store.examine() {
+            Ok(None) => return Err(End::Gone),
+            Ok(Some(found)) if protocol::problem(found.protocol).is_some() => {
+                return Err(End::OtherProtocol);
+            }
+            Ok(Some(found)) if found.installation != self.installation => {
+                return Err(End::Replaced);
+            }
+            Ok(Some(_)) => {}
+            Err(trouble) => return Ok(Err(trouble)),
+        }
+        Ok(self.look_around())
+    }
+
+    fn look_around(&mut self) -> Result<(), Trouble> {
+        let found = self.store.survey()?;
+        let house = &mut self.housekeeping;
+        if found.foreign_endpoints > 0 && found.foreign_endpoints != house.foreign_endpoints {
+            let message = format!(
+                "webhook holds {} endpoints that belong to another installation",
+                found.foreign_endpoints
+            );
+            let hint =
+                "The database was restored or copied. SELECT webhook_adopt() takes them over.";
+            self.notices.push(Notice::Warning {
+                code: NOT_IN_PREREQUISITE_STATE,
+                message,
+                hint: hint.to_owned(),
+            });
+        }
+        house.foreign_endpoints = found.foreign_endpoints;
+        if found.is_without_site && !house.is_without_site {
+            self.notices.push(Notice::Log(format!(
+                "webhook.site is not set: a physical copy of this server (base backup, snapshot) would send the webhooks \
+                 of database \"{}\" too",
+                self.database
+            )));
+        }
+        house.is_without_site = found.is_without_site;
+        let longest = found.longest_request;
+        if longest >= self.config.stale_after && longest != house.longest_request {
+            let message = format!(
+                "webhook.stale_after is shorter than the {} s that a request may take",
+                longest.as_secs()
+            );
+            let hint = "Raise webhook.stale_after in postgresql.conf, or shorten the timeouts of the policy.";
+            self.notices.push(Notice::Warning {
+                code: NOT_IN_PREREQUISITE_STATE,
+                message,
+                hint: hint.to_owned(),
+            });
+        }
+        house.longest_request = longest;
+        match self.hold {
+            Some(Hold::Writing) => Ok(()),
+            _ => self.flush_tally(),
+        }
+    }
+
+    pub(crate) fn flush_tally(&mut self) -> Result<(), Trouble> {
+        if !self.tally.is_empty() {
+            self.store.add_tally(&self.tally)?;
+            self.tally = Default::default();
+        }
+        Ok(())
+    }
+
+    /// What waits and is not to be sent any more: a page between two turns, as long as there is more.
+    fn expire_waiting(&mut self, now: Instant) -> Result<(), Trouble> {
+        let house = &mut self.housekeeping;
+        house.next_expiry = now + EVERY;
+        house.expiry_goes_on = false;
+        // Also alerts that somebody else has left.
+        house.next_alerts.get_or_insert(now);
+        let expired = self.store.expire_waiting(EXPIRY_PAGE)?;
+        if expired >= i64::from(EXPIRY_PAGE) {
+            house.expiry_goes_on = true;
+            house.next_expiry = now;
+        }
+        Ok(())
+    }
+
+    fn raise_alerts(&mut self, now: Instant) -> Result<(), Trouble> {
+        self.housekeeping.next_alerts = None;
+        self.housekeeping.last_alerts = now;
+        let alerts = self.store.raise_alerts()?;
+        if !alerts.is_empty() {
+            // There may be another page.
+            self.housekeeping.expect_alerts();
+        }
+        self.notices
+            .extend(alerts.into_iter().map(|alert| Notice::Warning {
+                code: WARNING,
+                message: alert.message,
+                hint: alert.hint,
+            }));
+        Ok(())
+    }
+}

@@ -1,0 +1,479 @@
+//! The store of all who can run a statement: which SQL is called, with what, and what comes back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use uuid::Uuid;
+use webhook_delivery::{Attempt, Format, Key, Route};
+
+use crate::ledger::Ending;
+use crate::store::{
+    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Store, Survey, Tally,
+    Wishes,
+};
+use crate::trouble::Trouble;
+
+/// Runs statements, each in a transaction of its own. It may prepare and keep them: there are few.
+pub trait Connection {
+    fn run(
+        &mut self,
+        statement: &'static str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Vec<Value>>, Trouble>;
+}
+
+#[derive(Debug, Clone)]
+pub enum Parameter<'a> {
+    Int(Option<i32>),
+    BigInt(i64),
+    Text(Option<&'a str>),
+    Ints(Vec<i32>),
+    BigInts(Vec<i64>),
+    Uuids(Vec<Uuid>),
+    Texts(Vec<&'a str>),
+    NullableInts(Vec<Option<i32>>),
+    NullableTexts(Vec<Option<&'a str>>),
+    NullableFloats(Vec<Option<f64>>),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    Null,
+    Bool(bool),
+    Int(i32),
+    BigInt(i64),
+    Uuid(Uuid),
+    Text(String),
+    /// A text that there was no memory for.
+    TooLarge,
+}
+
+pub struct SqlStore<C> {
+    pub connection: C,
+}
+
+const EXCHANGE: &str =
+    "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
+     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
+const AGENDA: &str = "SELECT coalesce(jsonb_agg(a ORDER BY a.endpoint_id), '[]')::text FROM webhook.agenda($1, $2) a";
+const TURN_AWAY: &str = "SELECT webhook.turn_away($1, $2)";
+const BEGIN_INSTANCE: &str = "SELECT webhook.begin_instance()";
+const END_INSTANCES: &str = "SELECT webhook.end_instances($1)";
+const DEAD_INSTANCES: &str = "SELECT unnest(webhook.dead_instances($1))";
+/// The function is looked up in the catalog first: what is not there cannot be called.
+const EXAMINE: &str = "
+    SELECT x.oid::pg_catalog.text, pg_catalog.current_database()::pg_catalog.text,
+           pg_catalog.to_regprocedure('webhook.protocol()') IS NOT NULL
+    FROM pg_catalog.pg_extension x WHERE x.extname = 'webhook'";
+const PROTOCOL: &str = "SELECT webhook.protocol()";
+const SURVEY: &str = "SELECT webhook.foreign_endpoints(), webhook.is_without_site(), webhook.longest_request_seconds()";
+const RECOVER: &str = "
+    SELECT r.released, r.failed, r.locked,
+           CASE WHEN r.after_event IS NOT NULL
+                THEN pg_catalog.jsonb_build_object('event', r.after_event, 'endpoint', r.after_endpoint)::text END
+    FROM webhook.recover($1, $2, $3, ($4::pg_catalog.jsonb ->> 'event')::pg_catalog.uuid,
+                         ($4::pg_catalog.jsonb ->> 'endpoint')::pg_catalog.int4, $5) r";
+const KEEP_ORDER: &str = "
+    SELECT pg_catalog.to_jsonb(o)::text
+    FROM (VALUES ($1::pg_catalog.jsonb)) AS p (position)
+    CROSS JOIN LATERAL webhook.keep_order(
+        (p.position ->> 'lane_endpoint')::pg_catalog.int4, p.position ->> 'lane_key',
+        (p.position ->> 'follower_endpoint')::pg_catalog.int4, p.position ->> 'follower_key',
+        (p.position ->> 'follower_event')::pg_catalog.uuid, $2) o";
+const END_ORPHANS: &str = "SELECT ended, after_endpoint FROM webhook.end_orphans($1, $2)";
+const EXPIRE_WAITING: &str = "SELECT webhook.expire_overdue($1) + webhook.expire_kept_back($1)";
+const RETAIN: &str = "
+    SELECT e.more, e.behind,
+           pg_catalog.jsonb_build_object('sent_from', e.sent_from, 'failed_from', e.failed_from,
+                                         'event_after', e.event_after, 'key_from', e.key_from)::text
+    FROM (VALUES ($2::pg_catalog.jsonb)) AS p (position)
+    CROSS JOIN LATERAL webhook.expire(
+        $1, (p.position ->> 'sent_from')::pg_catalog.timestamptz, (p.position ->> 'failed_from')::pg_catalog.timestamptz,
+        (p.position ->> 'event_after')::pg_catalog.uuid, (p.position ->> 'key_from')::pg_catalog.timestamptz) e";
+const EXPIRE_TALLY: &str = "SELECT webhook.expire_tally($1, $2)";
+const FORGET_REMOVED: &str = "SELECT webhook.forget_removed_endpoints($1, $2)";
+const RAISE_ALERTS: &str = "SELECT message, hint FROM webhook.raise_alerts()";
+const ADD_TALLY: &str = "SELECT webhook.add_tally($1, $2, $3, $4, $5, $6)::text";
+
+impl<C: Connection> Store for SqlStore<C> {
+    fn exchange(&mut self, endings: &[Ending], wishes: &Wishes) -> Result<Exchanged, Trouble> {
+        // From before the transaction, so that nothing ends earlier by its clock than it did: a wait that an endpoint
+        // asked for would be too short.
+        let begun = Instant::now();
+        let age = |ending: &Ending| begun.saturating_duration_since(ending.ended);
+        let wished = &wishes.of_endpoints;
+        let rows = self.connection.run(
+            EXCHANGE,
+            &[
+                Parameter::Uuids(column(endings, |ending| ending.key.event_id)),
+                Parameter::Ints(column(endings, |ending| ending.key.endpoint_id)),
+                Parameter::BigInts(column(endings, |ending| ending.key.claim_seq)),
+                Parameter::NullableInts(column(endings, |ending| ending.status_code)),
+                Parameter::NullableTexts(column(endings, |ending| ending.failure)),
+                Parameter::NullableTexts(column(endings, |ending| ending.error.as_deref())),
+                Parameter::NullableTexts(column(endings, |ending| ending.excerpt.as_deref())),
+                Parameter::NullableFloats(column(endings, |ending| {
+                    ending.retry_after.map(|delay| delay.as_secs_f64())
+                })),
+                Parameter::Ints(column(endings, |ending| {
+                    i32::try_from(ending.duration.as_millis()).unwrap_or(i32::MAX)
+                })),
+                Parameter::NullableFloats(column(endings, |ending| {
+                    Some(age(ending).as_secs_f64() * 1e3)
+                })),
+                Parameter::Int(wishes.instance),
+                Parameter::Ints(column(wished, |wish| wish.endpoint_id)),
+                Parameter::Ints(column(wished, |wish| int(wish.count))),
+                Parameter::BigInts(column(wished, |wish| big_int(wish.byte_room))),
+                Parameter::BigInt(big_int(wishes.byte_room)),
+            ],
+        )?;
+        exchanged(rows)
+    }
+
+    fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Vec<Due>, Trouble> {
+        let parameters = [
+            Parameter::Int(Some(after_endpoint)),
+            Parameter::Int(Some(int(page_size))),
+        ];
+        let mut row = self.one(AGENDA, &parameters)?;
+        let page: Vec<ReportedDue> = read(&row.text(0).unwrap_or_default())?;
+        Ok(page.into_iter().map(Due::from).collect())
+    }
+
+    fn turn_away(&mut self, endpoints: Vec<i32>, page_size: i32) -> Result<i64, Trouble> {
+        let parameters = [Parameter::Ints(endpoints), Parameter::Int(Some(page_size))];
+        Ok(self.one(TURN_AWAY, &parameters)?.number(0))
+    }
+
+    fn begin_instance(&mut self) -> Result<i32, Trouble> {
+        Ok(self.one(BEGIN_INSTANCE, &[])?.int(0))
+    }
+
+    fn end_instances(&mut self, instances: Vec<i32>) -> Result<(), Trouble> {
+        let parameters = [Parameter::Ints(instances)];
+        self.connection.run(END_INSTANCES, &parameters).map(drop)
+    }
+
+    fn dead_instances(&mut self, instance: i32) -> Result<Vec<i32>, Trouble> {
+        let parameters = [Parameter::Int(Some(instance))];
+        let rows = self.connection.run(DEAD_INSTANCES, &parameters)?;
+        Ok(rows.into_iter().map(|row| Row(row).int(0)).collect())
+    }
+
+    fn examine(&mut self) -> Result<Option<Examined>, Trouble> {
+        let rows = self.connection.run(EXAMINE, &[])?;
+        let Some(mut found) = rows.into_iter().next().map(Row) else {
+            return Ok(None);
+        };
+        let protocol = match found.flag(2) {
+            true => self.one(PROTOCOL, &[])?.int(0),
+            false => 0,
+        };
+        Ok(Some(Examined {
+            installation: found.text(0).unwrap_or_default(),
+            database: found.text(1).unwrap_or_default(),
+            protocol,
+        }))
+    }
+
+    fn survey(&mut self) -> Result<Survey, Trouble> {
+        let row = self.one(SURVEY, &[])?;
+        Ok(Survey {
+            foreign_endpoints: row.number(0),
+            is_without_site: row.flag(1),
+            longest_request: Duration::from_secs(row.number(2).max(0) as u64),
+        })
+    }
+
+    fn recover(
+        &mut self,
+        instance: i32,
+        in_flight: &[Key],
+        position: Option<&str>,
+        page_size: i32,
+    ) -> Result<Recovered, Trouble> {
+        let parameters = [
+            Parameter::Int(Some(instance)),
+            Parameter::Uuids(column(in_flight, |key| key.event_id)),
+            Parameter::Ints(column(in_flight, |key| key.endpoint_id)),
+            Parameter::Text(position),
+            Parameter::Int(Some(page_size)),
+        ];
+        let mut row = self.one(RECOVER, &parameters)?;
+        Ok(Recovered {
+            released: row.number(0),
+            failed: row.number(1),
+            locked: row.number(2),
+            position: row.text(3),
+        })
+    }
+
+    fn keep_order(
+        &mut self,
+        position: Option<&str>,
+        page_size: i32,
+    ) -> Result<Option<String>, Trouble> {
+        let parameters = [Parameter::Text(position), Parameter::Int(Some(page_size))];
+        Ok(self.one(KEEP_ORDER, &parameters)?.text(0))
+    }
+
+    fn end_orphans(&mut self, after_endpoint: i32, page_size: i32) -> Result<(i64, i32), Trouble> {
+        let row = self.page(END_ORPHANS, after_endpoint, page_size)?;
+        Ok((row.number(0), row.int(1)))
+    }
+
+    fn expire_waiting(&mut self, page_size: i32) -> Result<i64, Trouble> {
+        let parameters = [Parameter::Int(Some(page_size))];
+        Ok(self.one(EXPIRE_WAITING, &parameters)?.number(0))
+    }
+
+    fn retain(&mut self, step: usize, position: Option<&str>) -> Result<Retained, Trouble> {
+        let parameters = [Parameter::Int(Some(int(step))), Parameter::Text(position)];
+        let mut row = self.one(RETAIN, &parameters)?;
+        Ok(Retained {
+            more: row.flag(0),
+            behind: row.flag(1),
+            position: row.text(2),
+        })
+    }
+
+    fn expire_tally(&mut self, after_endpoint: i32, page_size: i32) -> Result<i32, Trouble> {
+        Ok(self.page(EXPIRE_TALLY, after_endpoint, page_size)?.int(0))
+    }
+
+    fn forget_removed_endpoints(
+        &mut self,
+        after_endpoint: i32,
+        page_size: i32,
+    ) -> Result<i32, Trouble> {
+        Ok(self.page(FORGET_REMOVED, after_endpoint, page_size)?.int(0))
+    }
+
+    fn raise_alerts(&mut self) -> Result<Vec<Alert>, Trouble> {
+        let rows = self.connection.run(RAISE_ALERTS, &[])?.into_iter();
+        Ok(rows
+            .map(Row)
+            .map(|mut row| Alert {
+                message: row.text(0).unwrap_or_default(),
+                hint: row.text(1).unwrap_or_default(),
+            })
+            .collect())
+    }
+
+    fn add_tally(&mut self, tally: &Tally) -> Result<(), Trouble> {
+        let groups: Vec<_> = tally.0.iter().collect();
+        let parameters = [
+            Parameter::Ints(column(&groups, |(group, _)| group.0)),
+            Parameter::Texts(column(&groups, |(group, _)| group.1.as_str())),
+            Parameter::Ints(column(&groups, |(group, _)| group.2)),
+            Parameter::BigInts(column(&groups, |(_, finished)| finished.deliveries)),
+            Parameter::BigInts(column(&groups, |(_, finished)| finished.retried)),
+            Parameter::BigInts(column(&groups, |(_, finished)| finished.retries)),
+        ];
+        self.connection.run(ADD_TALLY, &parameters).map(drop)
+    }
+}
+
+impl<C: Connection> SqlStore<C> {
+    fn one(
+        &mut self,
+        statement: &'static str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Row, Trouble> {
+        let rows = self.connection.run(statement, parameters)?;
+        let row = rows.into_iter().next().map(Row);
+        row.ok_or_else(|| Trouble::new("XX000", "a call of the extension's SQL returned nothing"))
+    }
+
+    fn page(
+        &mut self,
+        statement: &'static str,
+        after_endpoint: i32,
+        page_size: i32,
+    ) -> Result<Row, Trouble> {
+        let parameters = [
+            Parameter::Int(Some(after_endpoint)),
+            Parameter::Int(Some(page_size)),
+        ];
+        self.one(statement, &parameters)
+    }
+}
+
+/// What is null, or of another type than SQL has promised, is nothing.
+struct Row(Vec<Value>);
+
+impl Row {
+    fn int(&self, ordinal: usize) -> i32 {
+        match self.0.get(ordinal) {
+            Some(Value::Int(number)) => *number,
+            _ => 0,
+        }
+    }
+
+    fn number(&self, ordinal: usize) -> i64 {
+        match self.0.get(ordinal) {
+            Some(Value::BigInt(number)) => *number,
+            _ => 0,
+        }
+    }
+
+    fn flag(&self, ordinal: usize) -> bool {
+        matches!(self.0.get(ordinal), Some(Value::Bool(true)))
+    }
+
+    fn text(&mut self, ordinal: usize) -> Option<String> {
+        match self.0.get_mut(ordinal) {
+            Some(Value::Text(text)) => Some(std::mem::take(text)),
+            _ => None,
+        }
+    }
+}
+
+fn column<'a, R, T>(rows: &'a [R], field: impl Fn(&'a R) -> T) -> Vec<T> {
+    rows.iter().map(field).collect()
+}
+
+fn int(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn big_int(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, Trouble> {
+    serde_json::from_str(json)
+        .map_err(|error| Trouble::new("XX000", format!("a report of the extension's SQL: {error}")))
+}
+
+/// The last row of an exchange, as sql/44_exchange.sql describes it.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Report {
+    locked: Option<Vec<(Uuid, i32, i64)>>,
+    finished: Option<Vec<ReportedFinished>>,
+    routes: Option<Vec<ReportedRoute>>,
+    due: Option<Vec<ReportedDue>>,
+}
+
+/// Endpoint, status, class of latency; deliveries, those that were retried, and their retries.
+type ReportedFinished = (i32, String, i32, i64, i64, i64);
+
+#[derive(Deserialize)]
+struct ReportedRoute {
+    endpoint_id: i32,
+    url: String,
+    header_names: Option<Vec<String>>,
+    header_values: Option<Vec<String>>,
+    secrets: Option<Vec<String>>,
+    connect_timeout_ms: Option<i32>,
+    timeout_ms: Option<i32>,
+    format: String,
+    template: Option<String>,
+    source: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ReportedDue {
+    endpoint_id: i32,
+    due_in_ms: Option<i64>,
+    max_in_flight: Option<i32>,
+    rate_limit: Option<f64>,
+    breaker_state: String,
+    is_guarded: bool,
+    turns_away: bool,
+}
+
+impl From<ReportedDue> for Due {
+    fn from(due: ReportedDue) -> Self {
+        Due {
+            endpoint_id: due.endpoint_id,
+            due_in: (due.due_in_ms).map(|ms| Duration::from_millis(ms.max(0) as u64)),
+            max_in_flight: due.max_in_flight.and_then(|n| usize::try_from(n).ok()),
+            rate_limit: due.rate_limit,
+            breaker_is_closed: due.breaker_state == "CLOSED",
+            is_guarded: due.is_guarded,
+            turns_away: due.turns_away,
+        }
+    }
+}
+
+impl From<ReportedRoute> for Route {
+    fn from(route: ReportedRoute) -> Self {
+        let milliseconds =
+            |ms: Option<i32>| Duration::from_millis(ms.unwrap_or_default().max(1) as u64);
+        let values = route.header_values.unwrap_or_default();
+        Route {
+            endpoint_id: route.endpoint_id,
+            url: route.url,
+            headers: (route.header_names.unwrap_or_default().into_iter())
+                .zip(values)
+                .collect(),
+            format: Format::named(&route.format, route.template, route.source),
+            secrets: route.secrets.unwrap_or_default(),
+            connect_timeout: milliseconds(route.connect_timeout_ms),
+            timeout: milliseconds(route.timeout_ms),
+        }
+    }
+}
+
+fn exchanged(mut rows: Vec<Vec<Value>>) -> Result<Exchanged, Trouble> {
+    let mut last = Row(rows.pop().unwrap_or_default());
+    let report: Report = read(&last.text(8).unwrap_or_else(|| "{}".to_owned()))?;
+    let locked = report.locked.unwrap_or_default().into_iter();
+    let locked = locked.map(|(event_id, endpoint_id, claim_seq)| Key {
+        event_id,
+        endpoint_id,
+        claim_seq,
+    });
+    let finished = report.finished.unwrap_or_default().into_iter();
+    let finished = finished.map(|(endpoint, status, class, deliveries, retried, retries)| {
+        let finished = Finished {
+            deliveries,
+            retried,
+            retries,
+        };
+        ((endpoint, status, class), finished)
+    });
+    let routes = report.routes.unwrap_or_default().into_iter();
+    let routes = routes.map(|route| (route.endpoint_id, Arc::new(Route::from(route))));
+    let due = report.due.unwrap_or_default().into_iter();
+    Ok(Exchanged {
+        locked: locked.collect(),
+        finished: Tally(finished.collect()),
+        claimed: claimed(rows, &routes.collect()),
+        due: due.map(Due::from).collect(),
+    })
+}
+
+fn claimed(rows: Vec<Vec<Value>>, routes: &HashMap<i32, Arc<Route>>) -> Claimed {
+    let mut claimed = Claimed::default();
+    for mut row in rows.into_iter().map(Row) {
+        let key = Key {
+            event_id: match row.0.first() {
+                Some(Value::Uuid(id)) => *id,
+                _ => Uuid::nil(),
+            },
+            endpoint_id: row.int(1),
+            claim_seq: row.number(2),
+        };
+        match (row.0.get(5), routes.get(&key.endpoint_id)) {
+            (Some(Value::TooLarge), _) => claimed.endings.push(Ending::out_of_memory(key)),
+            (Some(Value::Text(_)), Some(route)) => claimed.attempts.push(Attempt {
+                key,
+                earlier_attempts: row.int(3),
+                event_type: row.text(4).unwrap_or_default(),
+                payload: row.text(5).unwrap_or_default(),
+                occurred_at: row.text(6).unwrap_or_default(),
+                tenant: row.text(7),
+                route: Arc::clone(route),
+            }),
+            (Some(Value::Text(_)), None) => claimed.endings.push(Ending::endpoint_removed(key)),
+            _ => claimed.endings.push(Ending::event_deleted(key)),
+        }
+    }
+    claimed
+}

@@ -1,0 +1,188 @@
+//! What the engine asks of a database.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use webhook_delivery::{Attempt, Key};
+
+use crate::ledger::Ending;
+use crate::trouble::Trouble;
+
+/// Each call is one transaction and one statement: when it has returned it is committed, or it never happened, or its
+/// [`Trouble`] says that nobody knows.
+pub trait Store {
+    /// Settles these endings, and claims what is wished for. To settle an ending a second time changes nothing.
+    fn exchange(&mut self, endings: &[Ending], wishes: &Wishes) -> Result<Exchanged, Trouble>;
+
+    /// The next page of endpoints that have something queued, after this one.
+    fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Vec<Due>, Trouble>;
+
+    /// Ends what is due for these endpoints without sending it, at most that many in all; says how many.
+    fn turn_away(&mut self, endpoints: Vec<i32>, page_size: i32) -> Result<i64, Trouble>;
+
+    /// Takes a number for this run, under which it claims.
+    fn begin_instance(&mut self) -> Result<i32, Trouble>;
+    /// These runs have left no claim.
+    fn end_instances(&mut self, instances: Vec<i32>) -> Result<(), Trouble>;
+    /// Runs that are over and may have left claims.
+    fn dead_instances(&mut self, instance: i32) -> Result<Vec<i32>, Trouble>;
+
+    /// Whether the SQL is there, and which. Asks for nothing that is part of it.
+    fn examine(&mut self) -> Result<Option<Examined>, Trouble>;
+    fn survey(&mut self) -> Result<Survey, Trouble>;
+
+    /// Releases the lost claims on a page of the queue. A position is where SQL has come to, as SQL says it; the
+    /// beginning where there is none.
+    fn recover(
+        &mut self,
+        instance: i32,
+        in_flight: &[Key],
+        position: Option<&str>,
+        page_size: i32,
+    ) -> Result<Recovered, Trouble>;
+    /// Passes lost turns on, a page of them; says where to go on.
+    fn keep_order(
+        &mut self,
+        position: Option<&str>,
+        page_size: i32,
+    ) -> Result<Option<String>, Trouble>;
+    /// Ends deliveries of endpoints that were removed; says how many, and after which endpoint to go on.
+    fn end_orphans(&mut self, after_endpoint: i32, page_size: i32) -> Result<(i64, i32), Trouble>;
+    /// Fails what is not worth sending any more and what was kept back for too long; says how many.
+    fn expire_waiting(&mut self, page_size: i32) -> Result<i64, Trouble>;
+
+    fn retain(&mut self, step: usize, position: Option<&str>) -> Result<Retained, Trouble>;
+    /// The counters of a page of endpoints; says after which to go on.
+    fn expire_tally(&mut self, after_endpoint: i32, page_size: i32) -> Result<i32, Trouble>;
+    /// Of a page of removed endpoints, those that nothing refers to any more; says after which to go on.
+    fn forget_removed_endpoints(
+        &mut self,
+        after_endpoint: i32,
+        page_size: i32,
+    ) -> Result<i32, Trouble>;
+
+    /// Tells the alerts there are; they are for the log too.
+    fn raise_alerts(&mut self) -> Result<Vec<Alert>, Trouble>;
+    fn add_tally(&mut self, tally: &Tally) -> Result<(), Trouble>;
+}
+
+/// How much to claim of one endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    pub endpoint_id: i32,
+    pub count: usize,
+    /// The bytes of payload that it has room for.
+    pub byte_room: usize,
+}
+
+#[derive(Default)]
+pub struct Wishes {
+    pub instance: Option<i32>,
+    pub of_endpoints: Vec<Wish>,
+    /// The bytes of payload that there is room for.
+    pub byte_room: usize,
+}
+
+#[derive(Default)]
+pub struct Exchanged {
+    /// Endings that somebody keeps from being settled, to be handed in again.
+    pub locked: HashSet<Key>,
+    pub finished: Tally,
+    pub claimed: Claimed,
+    /// Of each endpoint that an ending or a wish was about.
+    pub due: Vec<Due>,
+}
+
+/// What a claim has brought.
+#[derive(Default)]
+pub struct Claimed {
+    pub attempts: Vec<Attempt>,
+    /// Claimed as well, but there is nothing to send.
+    pub endings: Vec<Ending>,
+}
+
+/// What there is to know of an endpoint, to decide when to ask for it again and for how much.
+#[derive(Debug, Clone, Default)]
+pub struct Due {
+    pub endpoint_id: i32,
+    /// Time until the first delivery is due; nothing where none may be sent now.
+    pub due_in: Option<Duration>,
+    pub max_in_flight: Option<usize>,
+    /// Requests in a second.
+    pub rate_limit: Option<f64>,
+    pub breaker_is_closed: bool,
+    /// A probe or a test may go, whatever room there is.
+    pub is_guarded: bool,
+    /// Nothing is sent, and what is due is not held either.
+    pub turns_away: bool,
+}
+
+pub struct Examined {
+    /// Another one where the extension was dropped and created again.
+    pub installation: String,
+    pub database: String,
+    /// 0 where it is older than the first.
+    pub protocol: i32,
+}
+
+pub struct Survey {
+    /// Endpoints of another installation: the database is a copy.
+    pub foreign_endpoints: i64,
+    /// Whether a physical copy of this server would send what this one sends.
+    pub is_without_site: bool,
+    /// The longest that a request may take, of the policies in use.
+    pub longest_request: Duration,
+}
+
+#[derive(Default)]
+pub struct Recovered {
+    pub released: i64,
+    pub failed: i64,
+    pub locked: i64,
+    /// Nothing at the end of the queue.
+    pub position: Option<String>,
+}
+
+pub struct Retained {
+    /// The step has not come to the end.
+    pub more: bool,
+    /// It had to remove as many rows as it may.
+    pub behind: bool,
+    pub position: Option<String>,
+}
+
+pub struct Alert {
+    pub message: String,
+    pub hint: String,
+}
+
+/// How many deliveries were finished, by endpoint, status and class of latency.
+#[derive(Default)]
+pub struct Tally(pub HashMap<(i32, String, i32), Finished>);
+
+#[derive(Default)]
+pub struct Finished {
+    pub deliveries: i64,
+    pub retried: i64,
+    pub retries: i64,
+}
+
+impl Tally {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn deliveries(&self) -> usize {
+        let sum: i64 = self.0.values().map(|finished| finished.deliveries).sum();
+        usize::try_from(sum).unwrap_or(0)
+    }
+
+    pub fn add(&mut self, more: Tally) {
+        for (group, finished) in more.0 {
+            let sum = self.0.entry(group).or_default();
+            sum.deliveries += finished.deliveries;
+            sum.retried += finished.retried;
+            sum.retries += finished.retries;
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The way out for attempts, and back for their outcomes.
+
+use webhook_delivery::{Attempt, Key, Outcome, Pool};
+
+/// Every attempt that is submitted comes back once as an outcome or is withdrawn. No method blocks.
+pub trait Wire {
+    fn submit(&self, attempts: Vec<Attempt>);
+    fn take_outcomes(&self) -> Vec<Outcome>;
+    /// Takes back those of these that no byte of has gone out.
+    fn withdraw(&self, which: &dyn Fn(&Key) -> bool) -> Vec<Key>;
+    /// Interrupts all that is in flight; it comes back as trouble of our own.
+    fn abort(&self);
+}
+
+impl Wire for Pool {
+    fn submit(&self, attempts: Vec<Attempt>) {
+        Pool::submit(self, attempts);
+    }
+
+    fn take_outcomes(&self) -> Vec<Outcome> {
+        Pool::take_outcomes(self)
+    }
+
+    fn withdraw(&self, which: &dyn Fn(&Key) -> bool) -> Vec<Key> {
+        Pool::withdraw(self, which)
+    }
+
+    fn abort(&self) {
+        Pool::abort(self);
+    }
+}

@@ -1,0 +1,52 @@
+-- The exchange: a sender hands in what has ended and gets what to send next, in one transaction and one call.
+--
+-- Settling comes first, so that a breaker that opens keeps back what would have been claimed, and one that closes lets it go.
+
+-- Outcomes as webhook.settle() takes them, then wishes as webhook.claim() does; either may be empty. Each row is a claim, but
+-- for the last, which has only the report:
+--
+--   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
+--   finished  what webhook.add_tally() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
+--   routes    how to reach the endpoints of the claims
+--   due       of each endpoint that was asked about, when to ask again
+CREATE OR REPLACE FUNCTION webhook.exchange(
+    event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
+    excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
+    instance int, wished_endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint)
+    RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
+                   occurred_at text, tenant text, report jsonb)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    settled record;
+    reported jsonb := '{}';
+    asked_about int[] := wished_endpoint_ids;
+    are_claimed boolean := false;
+BEGIN
+    IF cardinality(event_ids) > 0 THEN
+        settled := webhook.settle(event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts,
+                                  retry_after_seconds, durations_ms, ages_ms);
+        asked_about := ARRAY(SELECT unnest(wished_endpoint_ids) UNION SELECT unnest(endpoint_ids));
+        reported := jsonb_build_object(
+            'locked', (SELECT jsonb_agg(jsonb_build_array(l.event_id, l.endpoint_id, l.claim_seq))
+                       FROM unnest(settled.locked_event_ids, settled.locked_endpoint_ids, settled.locked_claim_seqs)
+                            AS l (event_id, endpoint_id, claim_seq)),
+            'finished', (SELECT jsonb_agg(jsonb_build_array(f.endpoint_id, f.status, f.latency_class, f.deliveries, f.retried,
+                                                            f.retries))
+                         FROM unnest(settled.finished_endpoint_ids, settled.finished_statuses, settled.finished_latency_classes,
+                                     settled.finished_deliveries, settled.finished_retried, settled.finished_retries)
+                              AS f (endpoint_id, status, latency_class, deliveries, retried, retries)));
+    END IF;
+
+    IF cardinality(wished_endpoint_ids) > 0 THEN
+        RETURN QUERY
+        SELECT c.*, NULL::jsonb FROM webhook.claim(instance, wished_endpoint_ids, capacities, byte_rooms, byte_room) c;
+        are_claimed := FOUND;
+    END IF;
+
+    RETURN QUERY
+    SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text,
+           reported || jsonb_build_object(
+               'routes', (SELECT jsonb_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE are_claimed),
+               'due', (SELECT jsonb_agg(d) FROM webhook.due(asked_about) d));
+END $$;
