@@ -69,6 +69,16 @@ CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_wrapper';
 
+-- The same for endpoints that have something due at that time: without a look at all the others.
+CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) RETURNS boolean
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'wake_for_wrapper';
+
+-- The same for routes as webhook.routes() has them.
+CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz) RETURNS boolean
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'wake_routes_wrapper';
+
 -- The memory of a session for what webhook.routes() has found; null where it knows nothing. It never outlives a change of an
 -- endpoint or a policy: src/routes.rs says how.
 CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]

@@ -189,22 +189,28 @@ BEGIN
                  ORDER BY k.ordinal);
 END $$;
 
--- The deliveries of an event for endpoints that were named or have a filter; whether there are any.
+-- The deliveries of an event for endpoints that were named or have a filter; whether there are any. It wakes the worker.
 CREATE OR REPLACE FUNCTION webhook.queue_for_some(
     event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
     wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz) RETURNS boolean
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
+DECLARE
+    queued_for int[];
 BEGIN
-    INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
-         created_at)
-    SELECT event_id, s.endpoint_id, event_type, s.max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-           coalesce_key, emitted_at
-    FROM webhook.subscribers(webhook.matching_keys(tenant, event_type)) s
-    WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
-      AND (s.filter IS NULL OR webhook.passes(s.filter, event_type, payload));
-    RETURN FOUND;
+    WITH queued AS (
+        INSERT INTO webhook.delivery_queue AS q
+            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+             coalesce_key, created_at)
+        SELECT event_id, s.endpoint_id, event_type, s.max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+               coalesce_key, emitted_at
+        FROM webhook.subscribers(webhook.matching_keys(tenant, event_type)) s
+        WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
+          AND (s.filter IS NULL OR webhook.passes(s.filter, event_type, payload))
+        RETURNING q.endpoint_id
+    )
+    SELECT array_agg(q.endpoint_id) INTO queued_for FROM queued q;
+    RETURN queued_for IS NOT NULL AND webhook.wake(queued_for, next_attempt_at);
 END $$;
 
 -- An event of any kind: what is not valid is refused, and who wants it is looked up.
@@ -261,9 +267,9 @@ BEGIN
         SELECT new_event_id, routes[r.n], event_type, routes[r.n + 1], due_at, reason, expires_at, ordering_key, coalesce_key,
                emitted_at
         FROM generate_series(1, cardinality(routes), 2) AS r (n);
-        is_queued := FOUND;
+        is_queued := FOUND AND webhook.wake_routes(routes, due_at);
     END IF;
-    IF is_queued AND webhook.wake() AND coalesce_key IS NOT NULL THEN
+    IF is_queued AND coalesce_key IS NOT NULL THEN
         PERFORM webhook.supersede(ARRAY[new_event_id]);
     END IF;
     RETURN new_event_id;
@@ -309,7 +315,7 @@ BEGIN
     ELSE
         RETURN new_event_id;
     END IF;
-    RETURN CASE WHEN webhook.wake() THEN new_event_id END;
+    RETURN CASE WHEN webhook.wake_routes(routes, emitted_at) THEN new_event_id END;
 END $$;
 
 -- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
@@ -322,6 +328,8 @@ CREATE OR REPLACE FUNCTION webhook.emit_events(
 #variable_conflict use_column
 DECLARE
     emitted_at timestamptz := clock_timestamp();
+    due_at timestamptz := greatest(nullif(deliver_at, 'infinity'), emitted_at);
+    queued_for int[];
     largest int;
 BEGIN
     WITH recorded AS (
@@ -345,19 +353,22 @@ BEGIN
         SELECT k.event_type, k.tenant, s.endpoint_id, s.max_attempts, s.filter
         FROM kind k CROSS JOIN LATERAL webhook.subscribers(k.keys) s
         WHERE only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints)
+    ), queued AS (
+        INSERT INTO webhook.delivery_queue AS q
+            (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
+             coalesce_key, created_at)
+        SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, due_at,
+               CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at,
+               v.ordering_key, v.coalesce_key, emitted_at
+        FROM unnest(event_ids, event_types, tenants, payloads, ordering_keys, coalesce_keys)
+             AS v (id, event_type, tenant, payload, ordering_key, coalesce_key)
+        JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
+        WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload)
+        RETURNING q.endpoint_id
     )
-    INSERT INTO webhook.delivery_queue
-        (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key, coalesce_key,
-         created_at)
-    SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, greatest(nullif(emit_events.deliver_at, 'infinity'), emitted_at),
-           CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at, v.ordering_key,
-           v.coalesce_key, emitted_at
-    FROM unnest(event_ids, event_types, tenants, payloads, ordering_keys, coalesce_keys)
-         AS v (id, event_type, tenant, payload, ordering_key, coalesce_key)
-    JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
-    WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload);
-    IF FOUND THEN
-        PERFORM webhook.wake();
+    SELECT array_agg(DISTINCT q.endpoint_id) INTO queued_for FROM queued q;
+    IF queued_for IS NOT NULL THEN
+        PERFORM webhook.wake(queued_for, due_at);
         IF coalesce_keys IS NOT NULL THEN
             -- The last of each key; the claim passes over the others that went to endpoints of their own.
             PERFORM webhook.supersede(ARRAY(

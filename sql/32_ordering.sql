@@ -109,7 +109,7 @@ BEGIN
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) q));
     IF FOUND THEN
-        PERFORM webhook.wake();
+        PERFORM webhook.wake(endpoint_ids, now());
     END IF;
 END $$;
 

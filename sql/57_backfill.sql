@@ -114,7 +114,7 @@ BEGIN
         ON CONFLICT DO NOTHING;
         GET DIAGNOSTICS made = ROW_COUNT;
         IF made > 0 THEN
-            PERFORM webhook.wake();
+            PERFORM webhook.wake(missing.endpoint_ids, now());
         END IF;
     END IF;
     run.after_event_id := page[cardinality(page)];

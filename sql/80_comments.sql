@@ -244,7 +244,10 @@ COMMENT ON ROUTINE webhook.unsent IS
 COMMENT ON ROUTINE webhook.url_problem IS
     'Why the settings of this server forbid a URL; null where they do not.';
 COMMENT ON ROUTINE webhook.verdict IS 'What an outcome means under a policy.';
-COMMENT ON ROUTINE webhook.wake IS 'Wakes the worker of this database at commit.';
+COMMENT ON ROUTINE webhook.wake() IS 'Has the worker of this database look at everything, at commit.';
+COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
+    'Wakes the worker for endpoints that have something due at that time, at commit.';
+COMMENT ON ROUTINE webhook.wake_routes IS 'The same for routes of an event.';
 COMMENT ON ROUTINE webhook.wake_worker IS 'Trigger: wakes the worker at commit.';
 COMMENT ON ROUTINE webhook.why_attempts IS 'The attempts of a delivery, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_delivery IS 'One delivery, for webhook_why().';

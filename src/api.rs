@@ -164,6 +164,22 @@ fn wake() -> bool {
     true
 }
 
+/// As [`wake`], for endpoints that have something due at that time.
+#[pg_extern(sql = false, name = "wake")]
+fn wake_for(endpoint_ids: Array<i32>, due_at: TimestampWithTimeZone) -> bool {
+    let endpoints = endpoint_ids.iter_deny_null();
+    wake::worker_at_commit_for(endpoints, due_at.into());
+    true
+}
+
+/// The same for routes as `recall_routes()` knows them: endpoint, number of attempts, and so on.
+#[pg_extern(sql = false)]
+fn wake_routes(routes: Array<i32>, due_at: TimestampWithTimeZone) -> bool {
+    let endpoints = routes.iter_deny_null().step_by(2);
+    wake::worker_at_commit_for(endpoints, due_at.into());
+    true
+}
+
 #[pg_extern(sql = false)]
 fn recall_routes(tenant: Option<&str>, event_type: Option<&str>) -> Option<Vec<i32>> {
     routes::recall(tenant, event_type?)

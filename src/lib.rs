@@ -17,6 +17,7 @@ mod routes;
 mod settings;
 mod shmem;
 mod store;
+mod told;
 mod uninstall;
 mod wake;
 mod worker;

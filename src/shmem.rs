@@ -1,5 +1,6 @@
 //! What the launcher, the workers and the backends tell each other: one slot per database.
 
+use crate::told::Told;
 use pgrx::prelude::*;
 use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,6 +91,8 @@ pub struct Slot {
     pub failures: u32,
     /// A backend is about to drop, rename, move or copy the database: its pid; no worker until it is done.
     pub stopped_for: i32,
+    /// What commits have told since the worker last took it.
+    pub told: Told,
 }
 
 impl Slot {
@@ -106,6 +109,7 @@ impl Slot {
         changed_at: None,
         failures: 0,
         stopped_for: 0,
+        told: Told::NOTHING,
     };
 
     pub fn say(&mut self, state: State, reason: &str) {

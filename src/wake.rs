@@ -2,33 +2,50 @@
 
 use crate::ddl_hook;
 use crate::shmem::{self, State};
+use crate::told::Told;
 use pgrx::prelude::*;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
-static WORKER_AT_COMMIT: AtomicBool = AtomicBool::new(false);
 static LAUNCHER_AT_END: AtomicBool = AtomicBool::new(false);
 
-/// Wakes the worker when the current transaction commits; only then, to prevent needless wake-ups.
+thread_local! {
+    /// What this transaction has to tell the worker, if it commits.
+    static TO_TELL: RefCell<Told> = const { RefCell::new(Told::NOTHING) };
+}
+
+/// Has the worker look at everything when the current transaction commits; only then, to prevent needless wake-ups.
 pub fn worker_at_commit() {
-    remember(&WORKER_AT_COMMIT);
+    tell_at_commit(|told| *told = Told::ANYTHING);
+}
+
+/// Wakes the worker for these endpoints, which have something that is due then.
+pub fn worker_at_commit_for(endpoints: impl Iterator<Item = i32>, due_at: pg_sys::TimestampTz) {
+    tell_at_commit(|told| endpoints.for_each(|endpoint| told.add_endpoint(endpoint, due_at)));
+}
+
+fn tell_at_commit(add: impl FnOnce(&mut Told)) {
+    if shmem::is_preloaded() {
+        register_callback();
+        TO_TELL.with_borrow_mut(add);
+    }
 }
 
 /// Wakes the launcher when the current transaction has ended, be it committed or not.
 pub fn launcher_at_end() {
-    remember(&LAUNCHER_AT_END);
+    if shmem::is_preloaded() {
+        register_callback();
+        LAUNCHER_AT_END.store(true, Ordering::Relaxed);
+    }
 }
 
-fn remember(wish: &AtomicBool) {
-    if !shmem::is_preloaded() {
-        return;
-    }
+fn register_callback() {
     if !CALLBACK_REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: registered once per backend, and the function stays loaded.
         unsafe { pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut()) }
     }
-    wish.store(true, Ordering::Relaxed);
 }
 
 /// A prepared transaction wakes no worker here: it is COMMIT PREPARED that does, in whatever backend.
@@ -43,12 +60,12 @@ unsafe extern "C-unwind" fn at_transaction_end(
     ) {
         return;
     }
-    let worker = WORKER_AT_COMMIT.swap(false, Ordering::Relaxed) && event == XACT_EVENT_COMMIT;
     let launcher = LAUNCHER_AT_END.swap(false, Ordering::Relaxed);
     // An error after the commit would take the whole server down: whatever happens here stays here.
     let _ = std::panic::catch_unwind(|| {
-        if worker {
-            worker_now();
+        let told = TO_TELL.replace(Told::NOTHING);
+        if event == XACT_EVENT_COMMIT && !told.is_nothing() {
+            tell_worker(&told);
         }
         if launcher {
             ddl_hook::let_workers_return();
@@ -57,17 +74,21 @@ unsafe extern "C-unwind" fn at_transaction_end(
     });
 }
 
-/// Wakes the worker of this backend's database.
+/// Has the worker of this backend's database look at everything.
 pub fn worker_now() {
-    if !shmem::is_preloaded() {
-        return;
+    if shmem::is_preloaded() {
+        tell_worker(&Told::ANYTHING);
     }
+}
+
+fn tell_worker(told: &Told) {
     // SAFETY: a plain read, on the main thread.
     let database = unsafe { pg_sys::MyDatabaseId };
-    let worker = shmem::read(|registry| {
-        registry
-            .slot(database)
-            .map_or(shmem::NO_PROC, |slot| slot.worker_proc)
+    let worker = shmem::write(|registry| {
+        registry.slot_mut(database).map_or(shmem::NO_PROC, |slot| {
+            slot.told.add(told);
+            slot.worker_proc
+        })
     });
     if worker != shmem::NO_PROC {
         set_latch_of(worker);

@@ -13,6 +13,7 @@ use crate::pg_compat;
 use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
 use crate::store::{self, SpiConnection};
+use crate::told::Told;
 use crate::wake;
 use pgrx::prelude::*;
 use shortage::Shortage;
@@ -255,7 +256,7 @@ impl Worker {
             return true;
         }
         if wait_for_latch_or(self.engine.wire(), pause) {
-            self.engine.wake(Wake::Anything);
+            self.hear();
         }
         serve_interrupts();
         if settings::reload_if_asked() {
@@ -264,6 +265,27 @@ impl Worker {
             self.set_up();
         }
         pg_compat::is_terminated() || is_wanted(self.database)
+    }
+
+    /// What commits have told.
+    fn hear(&mut self) {
+        let told = shmem::write(|registry| {
+            let slot = registry.slot_mut(self.database)?;
+            Some(std::mem::replace(&mut slot.told, Told::NOTHING))
+        });
+        let Some(told) = told else { return };
+        if told.is_anything() {
+            self.engine.wake(Wake::Anything);
+        }
+        // SAFETY: reads the clock.
+        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        for (id, due_at) in told.endpoints() {
+            let microseconds = due_at.saturating_sub(now).max(0);
+            self.engine.wake(Wake::Endpoint {
+                id: *id,
+                due_in: Duration::from_micros(microseconds as u64),
+            });
+        }
     }
 
     /// The networks change even where the file of certificate authorities cannot be loaded.

@@ -140,6 +140,8 @@ impl Bucket {
 /// What is known of an endpoint.
 #[derive(Debug)]
 struct Standing {
+    /// What the database says of it; until then it gets one.
+    is_known: bool,
     window: Window,
     limit: usize,
     rate: Option<(f64, Bucket)>,
@@ -153,6 +155,7 @@ struct Standing {
 impl Standing {
     fn new(now: Instant) -> Self {
         Standing {
+            is_known: false,
             window: Window::starting_at(FIRST_WINDOW),
             limit: DEFAULT_LIMIT,
             rate: None,
@@ -170,7 +173,10 @@ impl Standing {
     }
 
     fn window(&self) -> usize {
-        self.window.whole().clamp(1, self.limit)
+        match self.is_known {
+            true => self.window.whole().clamp(1, self.limit),
+            false => 1,
+        }
     }
 }
 
@@ -204,6 +210,7 @@ impl Admission {
 
     pub fn learn(&mut self, due: &Due, now: Instant) {
         let standing = self.standing(due.endpoint_id, now);
+        standing.is_known = true;
         standing.limit = due.max_in_flight.unwrap_or(DEFAULT_LIMIT).max(1);
         let bucket = standing.rate.take().map(|(_, bucket)| bucket);
         standing.rate = due.rate_limit.filter(|rate| *rate > 0.0).map(|rate| {

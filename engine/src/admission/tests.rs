@@ -33,6 +33,12 @@ impl Scene {
     }
 
     fn wishes(&mut self, endpoints: &[i32]) -> HashMap<i32, usize> {
+        for endpoint in endpoints {
+            let standing = self.admission.standings.get(endpoint);
+            if !standing.is_some_and(|standing| standing.is_known) {
+                self.learn(*endpoint, CLOSED);
+            }
+        }
         let asking = endpoints.iter().map(|endpoint_id| Asking {
             endpoint_id: *endpoint_id,
             is_guarded: false,
@@ -324,4 +330,17 @@ fn an_endpoint_with_a_probe_or_a_test_is_asked_for_without_any_room() {
         .wishes(asking, &scene.ledger, &scene.budget, scene.now);
     assert_eq!(wishes.len(), 1);
     assert_eq!(wishes[0].count, 0);
+}
+
+#[test]
+fn an_endpoint_of_which_nothing_is_known_yet_gets_one() {
+    let mut scene = Scene::with(1000);
+    let asking = vec![Asking {
+        endpoint_id: 1,
+        is_guarded: false,
+    }];
+    let wishes = scene
+        .admission
+        .wishes(asking, &scene.ledger, &scene.budget, scene.now);
+    assert_eq!(wishes[0].count, 1);
 }

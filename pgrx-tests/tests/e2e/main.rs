@@ -79,6 +79,7 @@ mod tls;
 mod upgrade;
 mod upgrading;
 mod waiting;
+mod waking;
 mod watch_changes;
 mod watch_conditions;
 mod watch_copies;
