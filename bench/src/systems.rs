@@ -89,7 +89,7 @@ impl System {
         }
     }
 
-    /// What is there, or what is missing.
+    /// The version that is there, or why it cannot be measured.
     pub fn version(self) -> Result<String, String> {
         let package = |name: &str| {
             let hint = format!("npm's {name} is not installed (make bench installs it)");

@@ -203,6 +203,7 @@ async fn read(
     };
     (response, is_whole)
 }
+
 /// Seconds, or a date in one of the three forms that HTTP allows. A date in the past asks for nothing, and whoever asks for more
 /// than can be counted for the longest wait there is.
 fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {

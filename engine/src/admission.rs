@@ -137,7 +137,7 @@ impl Bucket {
     }
 }
 
-/// What is known of an endpoint.
+/// All that is known of an endpoint.
 #[derive(Debug)]
 struct Standing {
     /// What the database says of it; until then it gets one.

@@ -11,8 +11,8 @@ use crate::store::Due;
 
 /// Endpoints that a page of the look has.
 pub const PAGE: usize = 300;
-/// What somebody has locked is tried again after this.
-const LOCKED_RETRY: Duration = Duration::from_millis(250);
+/// Rows that somebody has locked are tried again after this.
+pub const LOCKED_RETRY: Duration = Duration::from_millis(250);
 
 /// What a commit has told.
 pub enum Wake {
@@ -134,15 +134,14 @@ impl Agenda {
         }
     }
 
-    pub fn asking(&self, now: Instant) -> Vec<Asking> {
+    pub fn asking(&self, now: Instant) -> impl Iterator<Item = Asking> {
         self.by_time
             .iter()
-            .take_while(|(due, _)| *due <= now)
+            .take_while(move |(due, _)| *due <= now)
             .map(|(_, endpoint_id)| Asking {
                 endpoint_id: *endpoint_id,
                 is_guarded: self.entries[endpoint_id].is_guarded,
             })
-            .collect()
     }
 
     pub fn turning_away(&self) -> Vec<i32> {

@@ -46,8 +46,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Settles what has ended; says after what time to try again what could not be. What is not settled in the end is
-    /// recovered by the next sender.
+    /// Settles all that has ended; says after what time to try the rest again. The next sender recovers claims that are
+    /// not settled in the end.
     pub fn settle_last(&mut self) -> Option<Duration> {
         match self.settle() {
             Ok(()) => self.ledger.has_endings().then_some(LOCKED_RETRY),

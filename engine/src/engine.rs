@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::admission::{Admission, Quality};
-use crate::agenda::{self, Agenda, Wake};
+use crate::agenda::{self, Agenda, LOCKED_RETRY, Wake};
 use crate::budget::Budget;
 use crate::housekeeping::Housekeeping;
 use crate::ledger::{Ending, Ledger};
@@ -12,8 +12,6 @@ use crate::store::{Exchanged, Store, Tally, Wishes};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
-/// Endings that somebody keeps from being settled are handed in again after this.
-const LOCKED_RETRY: Duration = Duration::from_millis(250);
 /// Of an exchange that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
 const FIRST_ERROR_PAUSE: Duration = Duration::from_millis(50);
@@ -31,7 +29,7 @@ pub struct Config {
 /// What the engine may not do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// What has ended is settled all the same.
+    /// Outcomes are settled all the same.
     Claiming,
     /// The server is read-only.
     Writing,
@@ -44,7 +42,7 @@ pub enum End {
     Gone,
     /// It was dropped and made anew: begin anew too.
     Replaced,
-    /// What is out cannot be settled: whoever comes when both speak one protocol again recovers it.
+    /// Requests in flight cannot be settled: whoever comes when both speak one protocol again recovers them.
     OtherProtocol,
 }
 
@@ -222,14 +220,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         };
         let mut pause = self.config.poll_interval;
         if self.ledger.has_endings() || !wishes.of_endpoints.is_empty() {
-            let endings = self.ledger.take_endings();
-            match self.store.exchange(&endings, &wishes) {
-                Ok(exchanged) => pause = self.exchanged(endings, &wishes, exchanged),
-                Err(trouble) => {
-                    self.ledger.put_back(endings);
-                    return Err(trouble);
-                }
-            }
+            pause = self.hand_in(&wishes)?;
         }
         if self.hold.is_some() {
             return Ok(pause.min(self.housekeeping.pause(now)));
@@ -246,7 +237,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             }
             self.agenda.looked_at(&page, now, self.config.poll_interval);
         }
-        let asking = self.agenda.asking(now);
+        let asking = self.agenda.asking(now).collect();
         let mut wishes = self
             .admission
             .wishes(asking, &self.ledger, &self.budget, now);
@@ -363,15 +354,17 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     /// Settles what has ended and claims nothing.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
-        let endings = self.ledger.take_endings();
-        if endings.is_empty() {
-            return Ok(());
+        match self.ledger.has_endings() {
+            true => self.hand_in(&Wishes::default()).map(drop),
+            false => Ok(()),
         }
-        match self.store.exchange(&endings, &Wishes::default()) {
-            Ok(exchanged) => {
-                self.exchanged(endings, &Wishes::default(), exchanged);
-                Ok(())
-            }
+    }
+
+    /// Hands in all that has ended; where that fails, it stays here.
+    fn hand_in(&mut self, wishes: &Wishes) -> Result<Duration, Trouble> {
+        let endings = self.ledger.take_endings();
+        match self.store.exchange(&endings, wishes) {
+            Ok(exchanged) => Ok(self.exchanged(endings, wishes, exchanged)),
             Err(trouble) => {
                 self.ledger.put_back(endings);
                 Err(trouble)
@@ -412,10 +405,13 @@ impl<S: Store, W: Wire> Engine<S, W> {
         pause
     }
 
-    /// What is due and has no room comes when an outcome makes room, which wakes us anyway; or with the next token.
+    /// A delivery that is due and has no room goes out when an outcome makes room, which wakes us anyway; or with the
+    /// next token.
     fn until_next(&self, now: Instant) -> Duration {
-        let asking = self.agenda.asking(now).into_iter();
-        let tokens = asking.filter_map(|asking| self.admission.next_token(asking.endpoint_id));
+        let tokens = self
+            .agenda
+            .asking(now)
+            .filter_map(|asking| self.admission.next_token(asking.endpoint_id));
         let next = tokens.chain(self.agenda.next(now)).min();
         let next = next.map_or(self.config.poll_interval, |next| {
             next.saturating_duration_since(now)
@@ -425,7 +421,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 }
 
-/// What was claimed of an endpoint.
+/// How many deliveries of an endpoint were claimed.
 #[derive(Clone, Copy, Default)]
 struct Got {
     all: usize,

@@ -14,7 +14,6 @@ fn due(endpoint_id: i32, due_in_ms: Option<u64>) -> Due {
 fn asking(agenda: &Agenda, now: Instant) -> Vec<i32> {
     let mut asking: Vec<i32> = agenda
         .asking(now)
-        .iter()
         .map(|asking| asking.endpoint_id)
         .collect();
     asking.sort_unstable();
