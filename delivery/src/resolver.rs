@@ -125,8 +125,8 @@ impl Shared {
         threads::lock(&self.state)
     }
 
-    /// What is known about a host at this moment. What is not known, or not fresh, will be looked up; whoever
-    /// asks is interested for as long as `interest`.
+    /// All that is known about a host at this moment. A name that is not known, or not fresh, will be looked up;
+    /// whoever asks is interested for as long as `interest`.
     fn known(
         self: &Arc<Self>,
         state: &mut State,

@@ -28,6 +28,25 @@ pub fn dump_and_restore(source: (&Cluster, &Database), copy: (&Cluster, &Databas
     );
 }
 
+/// From now on `subscriber`, a database of the same cluster, gets what is written to this table of `publisher`.
+#[track_caller]
+pub fn subscribe(cluster: &Cluster, publisher: &Database, subscriber: &Database, table: &str) {
+    publisher.execute(&format!("CREATE PUBLICATION p FOR TABLE {table}"));
+    publisher.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
+    subscriber.execute(&format!(
+        "CREATE SUBSCRIPTION s CONNECTION 'host=127.0.0.1 port={} user=postgres dbname={}' PUBLICATION p
+         WITH (create_slot = false, copy_data = false)",
+        cluster.port(),
+        publisher.name()
+    ));
+}
+
+#[track_caller]
+pub fn unsubscribe(subscriber: &Database) {
+    subscriber.execute("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)");
+    subscriber.execute("DROP SUBSCRIPTION s");
+}
+
 /// Removed with this value.
 pub struct DumpFile(pub PathBuf);
 

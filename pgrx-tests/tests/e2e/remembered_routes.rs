@@ -1,8 +1,8 @@
 //! A session remembers who wants an event, and forgets when that changes.
 
 use serde_json::json;
-use webhook_e2e::Cluster;
 use webhook_e2e::database::{emit, refusal};
+use webhook_e2e::{Cluster, copies};
 
 use super::emitting::{add_paused_endpoint, database};
 
@@ -123,14 +123,7 @@ fn a_session_that_has_emitted_knows_what_logical_replication_brings() {
         cluster.database("publisher"),
         cluster.database("subscriber"),
     );
-    publisher.execute("CREATE PUBLICATION p FOR TABLE webhook.endpoint");
-    publisher.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
-    subscriber.execute(&format!(
-        "CREATE SUBSCRIPTION s CONNECTION 'host=127.0.0.1 port={} user=postgres dbname={}' PUBLICATION p
-         WITH (create_slot = false, copy_data = false)",
-        cluster.port(),
-        publisher.name()
-    ));
+    copies::subscribe(&cluster, &publisher, &subscriber, "webhook.endpoint");
     let mut session = subscriber.connect();
     assert_eq!(reached(&mut session), NO_NAMES);
     // The second is applied when the first is committed and every session has been told.
@@ -139,8 +132,7 @@ fn a_session_that_has_emitted_knows_what_logical_replication_brings() {
     }
     subscriber.wait_until("SELECT EXISTS (SELECT FROM webhook.endpoint WHERE name = 'b')");
     assert!(reached(&mut session).contains(&"a".to_string()));
-    subscriber.execute("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)");
-    subscriber.execute("DROP SUBSCRIPTION s");
+    copies::unsubscribe(&subscriber);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::json;
-use webhook_e2e::Cluster;
 use webhook_e2e::watch::{NONE, ORDERS, change, take, take_ids, watched};
+use webhook_e2e::{Cluster, copies};
 
 #[test]
 fn a_replica_role_does_not_emit_unless_asked() {
@@ -39,14 +39,7 @@ fn logical_replication_does_not_emit_unless_asked() {
     subscriber.execute(
         "CREATE TRIGGER by_row AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION webhook_trigger('order.arrived')",
     );
-    publisher.execute("CREATE PUBLICATION p FOR TABLE orders");
-    publisher.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
-    subscriber.execute(&format!(
-        "CREATE SUBSCRIPTION s CONNECTION 'host=127.0.0.1 port={} user=postgres dbname={}' PUBLICATION p
-         WITH (create_slot = false, copy_data = false)",
-        cluster.port(),
-        publisher.name()
-    ));
+    copies::subscribe(&cluster, &publisher, &subscriber, "orders");
     let arrives = |id: i32| {
         publisher.execute(&format!("INSERT INTO orders VALUES ({id})"));
         subscriber.wait_until(&format!(
@@ -66,8 +59,7 @@ fn logical_replication_does_not_emit_unless_asked() {
         take_ids(&subscriber),
         [change("order.arrived", NONE, json!(2))]
     );
-    subscriber.execute("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)");
-    subscriber.execute("DROP SUBSCRIPTION s");
+    copies::unsubscribe(&subscriber);
 }
 
 #[test]
