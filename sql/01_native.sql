@@ -74,6 +74,10 @@ CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) 
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_for_wrapper';
 
+CREATE OR REPLACE FUNCTION webhook.wake_endpoint(endpoint_id int, due_at timestamptz) RETURNS boolean
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'wake_endpoint_wrapper';
+
 -- The same for routes as webhook.routes() has them.
 CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
@@ -84,6 +88,11 @@ CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz)
 CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'recall_routes_wrapper';
+
+-- Endpoint << 32 | max_attempts, where a single endpoint wants the type, and without a filter.
+CREATE OR REPLACE FUNCTION webhook.recall_only_route(tenant text, event_type text) RETURNS bigint
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'recall_only_route_wrapper';
 
 CREATE OR REPLACE FUNCTION webhook.remember_routes(tenant text, event_type text, found int[]) RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -279,8 +279,9 @@ END $$;
 -- each costs as much as an index entry, and few expressions, none of which needs the executor. Without a search_path of its
 -- own, all that it names is named in full, also operators.
 --
--- The session remembers who wants a type only after that type and tenant were found valid. All that is rare or not known yet
--- goes to emit_checked(). webhook.max_payload is never smaller than 1024 bytes.
+-- An event that one endpoint wants, and for which nothing special is asked, is emitted here; all else goes to emit_checked().
+-- The session remembers who wants a type only after that type and tenant were found valid. webhook.max_payload is never
+-- smaller than 1024 bytes.
 CREATE OR REPLACE FUNCTION webhook.emit(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])
@@ -288,15 +289,14 @@ CREATE OR REPLACE FUNCTION webhook.emit(
     LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
-    routes pg_catalog.int4[] := webhook.recall_routes(emit.tenant, emit.event_type);
+    route pg_catalog.int8 := webhook.recall_only_route(emit.tenant, emit.event_type);
     size pg_catalog.int4 := pg_catalog.octet_length(emit.payload::pg_catalog.text);
     new_event_id pg_catalog.uuid;
     emitted_at pg_catalog.timestamptz;
 BEGIN
-    IF ((size OPERATOR(pg_catalog.<=) 1024 OR size OPERATOR(pg_catalog.<=) webhook.max_payload())
-        AND 0 OPERATOR(pg_catalog.<>) ALL (routes)
-        AND emit.idempotency_key IS NULL AND emit.ordering_key IS NULL AND emit.coalesce_key IS NULL
-        AND emit.deliver_at IS NULL AND emit.expires_at IS NULL AND emit.endpoints IS NULL) IS NOT TRUE THEN
+    IF route IS NULL OR emit.idempotency_key IS NOT NULL OR emit.ordering_key IS NOT NULL OR emit.coalesce_key IS NOT NULL
+       OR emit.deliver_at IS NOT NULL OR emit.expires_at IS NOT NULL OR emit.endpoints IS NOT NULL
+       OR (size OPERATOR(pg_catalog.<=) 1024 OR size OPERATOR(pg_catalog.<=) webhook.max_payload()) IS NOT TRUE THEN
         RETURN webhook.emit_checked(emit.event_type, emit.payload, emit.idempotency_key, emit.ordering_key, emit.coalesce_key,
                                     emit.deliver_at, emit.expires_at, emit.tenant, emit.endpoints);
     END IF;
@@ -305,17 +305,11 @@ BEGIN
     emitted_at := pg_catalog.clock_timestamp();
     INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, created_at)
     VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, size, emitted_at);
-    IF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.=) 2 THEN
-        INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
-        VALUES (new_event_id, routes[1], emit.event_type, routes[2], emitted_at, emitted_at);
-    ELSIF pg_catalog.cardinality(routes) OPERATOR(pg_catalog.>) 2 THEN
-        INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
-        SELECT new_event_id, routes[r.n], emit.event_type, routes[r.n OPERATOR(pg_catalog.+) 1], emitted_at, emitted_at
-        FROM pg_catalog.generate_series(1, pg_catalog.cardinality(routes), 2) AS r (n);
-    ELSE
-        RETURN new_event_id;
-    END IF;
-    RETURN CASE WHEN webhook.wake_routes(routes, emitted_at) THEN new_event_id END;
+    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
+    VALUES (new_event_id, (route OPERATOR(pg_catalog.>>) 32)::pg_catalog.int4, emit.event_type,
+            (route OPERATOR(pg_catalog.&) 65535)::pg_catalog.int4, emitted_at, emitted_at);
+    RETURN CASE WHEN webhook.wake_endpoint((route OPERATOR(pg_catalog.>>) 32)::pg_catalog.int4, emitted_at)
+                THEN new_event_id END;
 END $$;
 
 -- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same

@@ -171,6 +171,8 @@ COMMENT ON ROUTINE webhook.raise_alerts IS
     'Tells alerts by NOTIFY and events, and returns lines for the log.';
 COMMENT ON ROUTINE webhook.reason_in_words IS 'A reason code, for people.';
 COMMENT ON ROUTINE webhook.reason_of IS 'The reason code of an outcome that is no success.';
+COMMENT ON ROUTINE webhook.recall_only_route IS
+    'The remembered route of an event type that one endpoint wants, in one number; null where it is not that.';
 COMMENT ON ROUTINE webhook.recall_routes IS
     'The routes that this session remembers; null where it remembers none.';
 COMMENT ON ROUTINE webhook.recognise_installation IS
@@ -247,6 +249,7 @@ COMMENT ON ROUTINE webhook.verdict IS 'What an outcome means under a policy.';
 COMMENT ON ROUTINE webhook.wake() IS 'Has the worker of this database look at everything, at commit.';
 COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
     'Wakes the worker for endpoints that have something due at that time, at commit.';
+COMMENT ON ROUTINE webhook.wake_endpoint IS 'The same for one endpoint.';
 COMMENT ON ROUTINE webhook.wake_routes IS 'The same for routes of an event.';
 COMMENT ON ROUTINE webhook.wake_worker IS 'Trigger: wakes the worker at commit.';
 COMMENT ON ROUTINE webhook.why_attempts IS 'The attempts of a delivery, for webhook_why().';

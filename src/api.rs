@@ -172,6 +172,12 @@ fn wake_for(endpoint_ids: Array<i32>, due_at: TimestampWithTimeZone) -> bool {
     true
 }
 
+#[pg_extern(sql = false)]
+fn wake_endpoint(endpoint: i32, due_at: TimestampWithTimeZone) -> bool {
+    wake::worker_at_commit_for(std::iter::once(endpoint), due_at.into());
+    true
+}
+
 /// The same for routes as `recall_routes()` knows them: endpoint, number of attempts, and so on.
 #[pg_extern(sql = false)]
 fn wake_routes(routes: Array<i32>, due_at: TimestampWithTimeZone) -> bool {
@@ -182,7 +188,19 @@ fn wake_routes(routes: Array<i32>, due_at: TimestampWithTimeZone) -> bool {
 
 #[pg_extern(sql = false)]
 fn recall_routes(tenant: Option<&str>, event_type: Option<&str>) -> Option<Vec<i32>> {
-    routes::recall(tenant, event_type?)
+    routes::recall(tenant, event_type?, <[i32]>::to_vec)
+}
+
+/// The route of a type that a single endpoint wants, and without a filter. Both numbers are in one: in plpgsql a variable that
+/// holds an array or a row costs as much as an index entry.
+#[pg_extern(sql = false)]
+fn recall_only_route(tenant: Option<&str>, event_type: Option<&str>) -> Option<i64> {
+    routes::recall(tenant, event_type?, |routes| match *routes {
+        [endpoint, attempts] if attempts > 0 => {
+            Some(i64::from(endpoint) << 32 | i64::from(attempts))
+        }
+        _ => None,
+    })?
 }
 
 #[pg_extern(sql = false)]

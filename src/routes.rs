@@ -12,6 +12,7 @@
 //! nothing is kept and nothing recalled.
 
 use pgrx::prelude::*;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -42,7 +43,11 @@ thread_local! {
     static KNOWN: RefCell<Known> = RefCell::default();
 }
 
-pub fn recall(tenant: Option<&str>, event_type: &str) -> Option<Vec<i32>> {
+pub fn recall<T>(
+    tenant: Option<&str>,
+    event_type: &str,
+    read: impl FnOnce(&[i32]) -> T,
+) -> Option<T> {
     let generation = current_generation()?;
     KNOWN.with_borrow_mut(|known| {
         if known.generation != generation {
@@ -50,7 +55,10 @@ pub fn recall(tenant: Option<&str>, event_type: &str) -> Option<Vec<i32>> {
             known.generation = generation;
         }
         known.asked_in = Some(generation);
-        known.routes.get(&key(tenant, event_type)).cloned()
+        known
+            .routes
+            .get(&*key(tenant, event_type))
+            .map(|routes| read(routes))
     })
 }
 
@@ -65,7 +73,9 @@ pub fn remember(tenant: Option<&str>, event_type: &str, routes: Vec<i32>) {
             known.routes.clear();
         }
         if known.routes.try_reserve(1).is_ok() {
-            known.routes.insert(key(tenant, event_type), routes);
+            known
+                .routes
+                .insert(key(tenant, event_type).into_owned(), routes);
             HAS_LEARNT.store(true, Ordering::Relaxed);
         }
     });
@@ -147,9 +157,9 @@ fn find_table() -> Option<pg_sys::Oid> {
 }
 
 /// No text has a NUL.
-fn key(tenant: Option<&str>, event_type: &str) -> String {
+fn key<'a>(tenant: Option<&str>, event_type: &'a str) -> Cow<'a, str> {
     match tenant {
-        None => event_type.to_owned(),
-        Some(tenant) => format!("{event_type}\0{tenant}"),
+        None => Cow::Borrowed(event_type),
+        Some(tenant) => Cow::Owned(format!("{event_type}\0{tenant}")),
     }
 }
