@@ -330,15 +330,28 @@ CREATE TYPE webhook.outcome AS (
     keep_sent       boolean
 );
 
--- Each run of a worker has a number of its own. It signs its claims with it and holds an advisory lock on
--- it, so that the next one can tell which claims have lost their owner.
-CREATE SEQUENCE webhook.worker_instance AS int CYCLE;
+-- Each run of a sender has a number of its own. It signs its claims with it and holds an advisory lock on it: 35_senders.sql.
+CREATE SEQUENCE webhook.sender_id_seq AS int CYCLE;
 
--- Runs that have begun and not ended in order. Of those whose lock nobody holds the claims are looked for: 45_recovery.sql. Not
--- part of a dump: the numbers mean nothing to another installation.
-CREATE TABLE webhook.instance (
-    id       int         PRIMARY KEY,
-    begun_at timestamptz NOT NULL DEFAULT now()
+-- Runs of senders that have begun and not ended in order. Neither this table nor the next one is part of a dump: they mean
+-- nothing to another installation.
+CREATE TABLE webhook.sender (
+    id        int         PRIMARY KEY,
+    kind      text        NOT NULL CHECK (kind IN ('worker', 'relay')),
+    pid       int         NOT NULL,
+    role      oid         NOT NULL,                         -- as which the backend has logged in
+    host      text,
+    version   text,
+    begun_at  timestamptz NOT NULL DEFAULT now(),
+    in_flight int         NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- Of so many shares of the endpoints, this one is served by that sender.
+CREATE TABLE webhook.share (
+    number    int PRIMARY KEY CHECK (number >= 0),
+    total     int NOT NULL,
+    sender_id int NOT NULL,
+    CHECK (number < total)
 );
 
 CREATE TABLE webhook.lane (
@@ -373,5 +386,5 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.dead_letter', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.attempt', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.breaker', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.tally', '');
-SELECT pg_catalog.pg_extension_config_dump('webhook.worker_instance', '');
+SELECT pg_catalog.pg_extension_config_dump('webhook.sender_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');

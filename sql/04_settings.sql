@@ -13,6 +13,7 @@ CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
         WHEN 'require_https' THEN 'public'
         WHEN 'ca_file' THEN ''
         WHEN 'max_in_flight' THEN '1000'
+        WHEN 'senders' THEN '1'
         WHEN 'poll_interval' THEN '5s'
         WHEN 'stale_after' THEN '5min'
         WHEN 'max_payload' THEN '1MB'

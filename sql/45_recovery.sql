@@ -1,57 +1,7 @@
 -- Recovery: a claim whose worker is gone, or has forgotten it, goes back to the queue.
 --
--- The queue is read in pages, by its primary key: page after page when a worker has died, which its row in webhook.instance
+-- The queue is read in pages, by its primary key: page after page when a sender has died, which its row in webhook.sender
 -- tells, and otherwise a page now and then, for claims that a restore has brought or that nobody remembers.
-
--- Begins a run of a worker: takes a number, and a lock on it that lasts as long as the session. Anybody may have
--- locked a number, or many: the next one does as well. The tries are bounded; the next worker goes on after them.
-CREATE OR REPLACE FUNCTION webhook.begin_instance() RETURNS int
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    most_tries CONSTANT int := 20000;
-    instance int;
-BEGIN
-    FOR try IN 1..most_tries LOOP
-        instance := nextval('webhook.worker_instance');
-        IF pg_try_advisory_lock(webhook.instance_lock(), instance) THEN
-            INSERT INTO webhook.instance (id) VALUES (instance) ON CONFLICT (id) DO UPDATE SET begun_at = now();
-            RETURN instance;
-        END IF;
-    END LOOP;
-    RAISE EXCEPTION 'somebody has locked the numbers of the next % workers', most_tries
-        USING ERRCODE = 'lock_not_available',
-              HINT = format('SELECT pid FROM pg_locks WHERE locktype = ''advisory'' AND classid = %s shows who.',
-                            webhook.instance_lock());
-END $$;
-
--- Ends runs that have left no claim.
-CREATE OR REPLACE FUNCTION webhook.end_instances(instances int[]) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
-BEGIN
-    DELETE FROM webhook.instance i WHERE i.id = ANY (instances);
-END $$;
-
--- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
-CREATE OR REPLACE FUNCTION webhook.instance_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
-
--- Whether the run of a worker with this number still goes on. Anybody may take any advisory lock, so one counts only where
--- its holder has logged in as the owner of our tables, as workers do and no client can.
-CREATE OR REPLACE FUNCTION webhook.is_instance_alive(instance int) RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN EXISTS (SELECT FROM pg_locks l
-                   JOIN pg_stat_activity a ON a.pid = l.pid
-                   WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
-                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-                     AND l.classid = webhook.instance_lock()::oid AND l.objid = instance::oid
-                     AND a.usesysid = (SELECT c.relowner FROM pg_class c WHERE c.oid = 'webhook.delivery'::regclass));
-
--- Runs that have not ended in order and do not go on.
-CREATE OR REPLACE FUNCTION webhook.dead_instances(instance int) RETURNS int[]
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM pg_stat_clear_snapshot();
-    RETURN ARRAY(SELECT i.id FROM webhook.instance i WHERE i.id <> instance AND NOT webhook.is_instance_alive(i.id));
-END $$;
 
 -- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
 -- left the delivery has failed. Says how many of the rows somebody has locked.
@@ -105,8 +55,8 @@ BEGIN
     FROM page p WHERE p.status = 'SENDING';
 END $$;
 
--- Of a page of the queue, releases at once what a dead instance had claimed, and after webhook.stale_after what this one does not
--- know to be in flight. Says how many of them somebody has locked, they need another call, and where the next page begins: null is
+-- Of a page of the queue, releases at once what a dead sender had claimed, and after webhook.stale_after what this one has claimed
+-- and does not know to be in flight. Says how many of them somebody has locked, they need another call, and where the next page begins: null is
 -- the beginning, and the end.
 CREATE OR REPLACE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
@@ -117,7 +67,7 @@ CREATE OR REPLACE FUNCTION webhook.recover(
 DECLARE
     stale_before timestamptz := now() - webhook.setting('stale_after')::interval;
     page record;
-    dead_instances int[];
+    dead_senders int[];
     lost_event_ids uuid[];
     lost_endpoint_ids int[];
 BEGIN
@@ -127,17 +77,17 @@ BEGIN
 
     -- A transaction sees the sessions as of its first look at them; that must not be one before the claims were read.
     PERFORM pg_stat_clear_snapshot();
-    SELECT array_agg(other.id) INTO dead_instances
+    SELECT array_agg(other.id) INTO dead_senders
     FROM (SELECT DISTINCT claimant AS id FROM unnest(page.claimants) AS claimant WHERE claimant <> instance) other
-    WHERE NOT webhook.is_instance_alive(other.id);
+    WHERE NOT webhook.is_sender_alive(other.id);
 
     SELECT coalesce(array_agg(c.event_id), '{}'), coalesce(array_agg(c.endpoint_id), '{}')
     INTO lost_event_ids, lost_endpoint_ids
     FROM unnest(page.event_ids, page.endpoint_ids, page.claimants, page.claim_times)
         AS c (event_id, endpoint_id, claimed_by, claimed_at)
-    WHERE (c.claimed_by = ANY (dead_instances) OR c.claimed_at < stale_before)
-      AND (c.claimed_by <> instance
-           OR (c.event_id, c.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids)));
+    WHERE c.claimed_by = ANY (dead_senders)
+       OR c.claimed_by = instance AND c.claimed_at < stale_before
+          AND (c.event_id, c.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids));
 
     SELECT r.released, r.failed, r.locked INTO released, failed, locked
     FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;

@@ -119,7 +119,7 @@ BEGIN
         WHEN 'SENDING' THEN
             format('  It is SENDING: attempt %s of %s began at %s, %s ago%s.', d.attempts, d.max_attempts,
                    webhook.time_in_words(d.claimed_at), webhook.span_in_words(now() - d.claimed_at),
-                   CASE WHEN webhook.is_instance_alive(d.claimed_by) THEN ', and its result is awaited'
+                   CASE WHEN webhook.is_sender_alive(d.claimed_by) THEN ', and its result is awaited'
                         ELSE '; its worker is gone, and the next one puts it back into the queue' END)
         WHEN 'SENT' THEN
             format('  It is SENT: attempt %s of %s succeeded at %s with HTTP %s.', d.attempts, d.max_attempts,

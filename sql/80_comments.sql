@@ -35,8 +35,8 @@ COMMENT ON ROUTINE webhook.backoff_delay(p webhook.policy, attempts integer, ret
     'The delay before the next attempt under a policy.';
 COMMENT ON ROUTINE webhook.backoff_delay(policy_name text, attempts integer, retry_after interval) IS
     'The delay before the next attempt under a policy.';
-COMMENT ON ROUTINE webhook.begin_instance IS
-    'Begins a run of a worker: takes its number, and a lock on it for the session.';
+COMMENT ON ROUTINE webhook.begin_sender IS
+    'Begins a run of a sender: takes its number, and a lock on it for the session.';
 COMMENT ON ROUTINE webhook.call_followers IS
     'Makes deliveries due that waited for the turn of their ordering key.';
 COMMENT ON ROUTINE webhook.cancel_superseded IS
@@ -52,7 +52,7 @@ COMMENT ON ROUTINE webhook.close_breaker IS
 COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed.';
 COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker to its next probe.';
 COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
-COMMENT ON ROUTINE webhook.dead_instances IS 'Runs of workers that did not end in order and do not go on.';
+COMMENT ON ROUTINE webhook.dead_senders IS 'Runs of senders that did not end in order and do not go on.';
 COMMENT ON ROUTINE webhook.discard IS
     'Deletes dead letters with their attempts, and events that nothing needs any more.';
 COMMENT ON ROUTINE webhook.due IS 'When to ask for each of these endpoints again, and how many it may get.';
@@ -65,9 +65,9 @@ COMMENT ON ROUTINE webhook.emit_events IS
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
     'Emits a batch of changes, and counts those that cannot be emitted.';
 COMMENT ON ROUTINE webhook.end_catching_up IS 'Ends the bringing forward of retries where none is left.';
-COMMENT ON ROUTINE webhook.end_instances IS 'Ends runs of workers that have left no claim.';
 COMMENT ON ROUTINE webhook.end_orphans IS
     'Ends deliveries that wait for removed endpoints, as the removal says.';
+COMMENT ON ROUTINE webhook.end_senders IS 'Ends runs of senders that have left no claim, and their leases.';
 COMMENT ON ROUTINE webhook.endpoint_at IS 'The endpoint of an address; no row where there is none.';
 COMMENT ON ROUTINE webhook.endpoint_without_credentials IS 'An endpoint without URL, headers and template.';
 COMMENT ON ROUTINE webhook.error_in_words IS 'What an error of ours means, as a sentence.';
@@ -96,6 +96,7 @@ COMMENT ON ROUTINE webhook.forget_removed_endpoint IS
 COMMENT ON ROUTINE webhook.forget_removed_endpoints IS
     'Forgets removed endpoints that no delivery and no counter has any more.';
 COMMENT ON ROUTINE webhook.forget_routes IS 'Lets every session forget its routes at commit.';
+COMMENT ON ROUTINE webhook.free_shares IS 'Shares of the endpoints that no living sender holds.';
 COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this database.';
 COMMENT ON ROUTINE webhook.grant_level IS 'The work of webhook_grant().';
 COMMENT ON ROUTINE webhook.has_its_turn IS 'Whether the ordering key of a delivery lets it be the probe.';
@@ -103,10 +104,9 @@ COMMENT ON ROUTINE webhook.header_size_problem IS 'Why headers are too large; nu
 COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';
 COMMENT ON ROUTINE webhook.installation IS
     'The id of this installation, and the server that it was made for.';
-COMMENT ON ROUTINE webhook.instance_lock IS 'The first key of the advisory lock that a worker holds.';
 COMMENT ON ROUTINE webhook.is_at_rest IS 'Whether a success changes nothing of a breaker.';
 COMMENT ON ROUTINE webhook.is_endpoint_reason IS 'Whether a text is a reason code of endpoints.';
-COMMENT ON ROUTINE webhook.is_instance_alive IS 'Whether the worker of this number still runs.';
+COMMENT ON ROUTINE webhook.is_sender_alive IS 'Whether the session of this sender lasts.';
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_own IS 'Events of the extension itself: alerts and tests.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
@@ -121,6 +121,7 @@ COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.
 COMMENT ON ROUTINE webhook.judgement IS 'What an outcome means for its delivery.';
 COMMENT ON ROUTINE webhook.keep_order IS 'Passes on turns of ordering keys that were missed.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
+COMMENT ON ROUTINE webhook.living_senders IS 'Senders whose session lasts.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
     'The longest that a request may take under the policies in use.';
 COMMENT ON ROUTINE webhook.lost_followers IS 'Deliveries on a page of ordering keys that wait for nobody.';
@@ -185,6 +186,7 @@ COMMENT ON ROUTINE webhook.refuse_size IS 'Raises the error for a payload that i
 COMMENT ON ROUTINE webhook.refuse_tenant IS 'Raises the error for a tenant that is not valid.';
 COMMENT ON ROUTINE webhook.refuse_update_of_leaf IS 'Trigger: refuses an UPDATE of a partition by name.';
 COMMENT ON ROUTINE webhook.release_lost IS 'Requeues claims of a lost worker; the attempt stays counted.';
+COMMENT ON ROUTINE webhook.release_shares IS 'Gives up shares of the endpoints.';
 COMMENT ON ROUTINE webhook.remember_removed_endpoint IS 'Trigger: notes the removal of an endpoint.';
 COMMENT ON ROUTINE webhook.remember_routes IS 'Lets this session remember the routes of an event type.';
 COMMENT ON ROUTINE webhook.remove_endpoint IS 'The work of webhook_remove_endpoint().';
@@ -219,6 +221,7 @@ COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
     'URL, headers and secrets of endpoints, for the sender.';
 COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: lets every session forget its routes.';
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
+COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
 COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
 COMMENT ON ROUTINE webhook.set_followers_aside IS
     'Sets deliveries aside that wait for the turn of their ordering key, and returns the others.';
@@ -235,6 +238,8 @@ COMMENT ON ROUTINE webhook.superseded IS 'Deliveries that a new event supersedes
 COMMENT ON ROUTINE webhook.system_identifier IS 'The system identifier of the server.';
 COMMENT ON ROUTINE webhook.take_keys IS
     'Makes idempotency keys stand for new events, or returns the events that they stand for.';
+COMMENT ON ROUTINE webhook.take_shares IS
+    'What a sender holds of the shares, after it has taken its part of what is free.';
 COMMENT ON ROUTINE webhook.tell_passed_over IS 'A NOTICE about deliveries that cannot be sent again.';
 COMMENT ON ROUTINE webhook.template_problem IS
     'Why a template is not valid, and the remedy; no row where it is.';
@@ -436,8 +441,17 @@ COMMENT ON COLUMN webhook.tally.retried IS 'Deliveries of them that needed a ret
 COMMENT ON COLUMN webhook.tally.retries IS 'Retries of all of them.';
 COMMENT ON COLUMN webhook.tally.last_at IS 'When the last of them was counted.';
 
-COMMENT ON COLUMN webhook.instance.id IS 'Number of the run.';
-COMMENT ON COLUMN webhook.instance.begun_at IS 'When the run began.';
+COMMENT ON COLUMN webhook.sender.id IS 'Number of the run, under which it claims.';
+COMMENT ON COLUMN webhook.sender.kind IS 'worker, of the server; or relay.';
+COMMENT ON COLUMN webhook.sender.pid IS 'The backend of its session.';
+COMMENT ON COLUMN webhook.sender.role IS 'As which the session has logged in.';
+COMMENT ON COLUMN webhook.sender.host IS 'Where a relay runs.';
+COMMENT ON COLUMN webhook.sender.version IS 'Its version.';
+COMMENT ON COLUMN webhook.sender.begun_at IS 'When the run began.';
+COMMENT ON COLUMN webhook.sender.in_flight IS 'Requests in flight, as a relay has last told.';
+COMMENT ON COLUMN webhook.share.number IS 'The remainder of the ids of its endpoints.';
+COMMENT ON COLUMN webhook.share.total IS 'The number of shares when it was taken.';
+COMMENT ON COLUMN webhook.share.sender_id IS 'The sender that serves it.';
 
 COMMENT ON COLUMN webhook.lane.endpoint_id IS 'The id of the endpoint.';
 COMMENT ON COLUMN webhook.lane.ordering_key IS 'The ordering key.';

@@ -34,6 +34,7 @@ static REQUIRE_HTTPS: GucSetting<HttpsRequired> =
     GucSetting::<HttpsRequired>::new(HttpsRequired::public);
 static CA_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static MAX_IN_FLIGHT: GucSetting<i32> = GucSetting::<i32>::new(1_000);
+static SENDERS: GucSetting<i32> = GucSetting::<i32>::new(1);
 static POLL_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static STALE_AFTER_S: GucSetting<i32> = GucSetting::<i32>::new(300);
 static MAX_PAYLOAD_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
@@ -114,11 +115,21 @@ pub fn define() {
     );
     GucRegistry::define_int_guc(
         c"webhook.max_in_flight",
-        c"Number of requests that one database sends at the same time.",
+        c"Number of requests that the worker of a database sends at the same time; 0 leaves it to relays.",
         c"Each takes a socket while it lasts, and may leave one open for the next.",
         &MAX_IN_FLIGHT,
-        1,
+        0,
         100_000,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"webhook.senders",
+        c"Number of shares that the endpoints of a database are divided into, each with a sender of its own.",
+        c"A sender is the worker of the server or a relay. One that is alone serves all shares.",
+        &SENDERS,
+        1,
+        64,
         GucContext::Sighup,
         GucFlags::default(),
     );

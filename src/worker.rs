@@ -21,7 +21,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use webhook_delivery::{Pool, Roots, Setup};
 use webhook_engine::{
-    Config, End, Engine, Examined, Hold, Notice, SqlStore, Store, Trouble, Wake, protocol_problem,
+    Config, End, Engine, Examined, Hold, Identity, Notice, SqlStore, Store, Trouble, Wake,
+    protocol_problem,
 };
 
 /// What is in flight when the worker is told to stop gets this long to end by itself, and this long to
@@ -48,6 +49,11 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
 
     let mut store = SqlStore {
         connection: SpiConnection::default(),
+        identity: Identity {
+            kind: "worker",
+            host: None,
+            version: env!("CARGO_PKG_VERSION"),
+        },
     };
     match find_sql_that_can_be_worked_with(&mut store, database) {
         Ok(Found::Sql(examined)) => match Worker::start(database, store, examined) {
@@ -310,6 +316,9 @@ impl Worker {
                 false => Hold::Claiming,
             };
             Some((hold, State::Disabled, "webhook.enabled is off"))
+        } else if self.settings.max_in_flight == 0 {
+            let reason = "webhook.max_in_flight is 0, so that relays deliver";
+            Some((Hold::Claiming, State::Held, reason))
         } else if is_read_only() {
             let reason = "default_transaction_read_only is on";
             Some((Hold::Writing, State::Held, reason))

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use crate::admission::Asking;
-use crate::store::Due;
+use crate::store::{Due, Shares};
 
 /// Endpoints that a page of the look has.
 pub const PAGE: usize = 300;
@@ -24,6 +24,8 @@ pub enum Wake {
 
 #[derive(Default)]
 pub struct Agenda {
+    /// Others' endpoints are none of its business.
+    shares: Shares,
     entries: HashMap<i32, Entry>,
     /// The same by time.
     by_time: BTreeSet<(Instant, i32)>,
@@ -49,9 +51,29 @@ struct Look {
 }
 
 impl Agenda {
+    pub fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// Says whether that is another part of the endpoints than before.
+    pub fn serve(&mut self, shares: &Shares) -> bool {
+        let is_new = (shares.total, &shares.kept) != (self.shares.total, &self.shares.kept);
+        self.shares = shares.clone();
+        if is_new {
+            let others = self.entries.keys().copied().filter(|id| !shares.serve(*id));
+            for id in others.collect::<Vec<_>>() {
+                self.set(id, None, false);
+            }
+            self.turning_away.retain(|id| shares.serve(*id));
+            self.look.again = true;
+        }
+        is_new
+    }
+
     pub fn wake(&mut self, wake: Wake, now: Instant) {
         match wake {
             Wake::Anything => self.look.again = true,
+            Wake::Endpoint { id, .. } if !self.shares.serve(id) => {}
             Wake::Endpoint { id, due_in } => {
                 let due = now + due_in;
                 let is_sooner = self.entries.get(&id).is_none_or(|entry| due < entry.due);
@@ -97,6 +119,9 @@ impl Agenda {
 
     pub fn learn(&mut self, due: &Due, now: Instant) {
         let id = due.endpoint_id;
+        if !self.shares.serve(id) {
+            return;
+        }
         if due.turns_away {
             self.turning_away.insert(id);
         } else {

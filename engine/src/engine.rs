@@ -70,7 +70,8 @@ pub struct Engine<S, W> {
     pub(crate) instance: Option<i32>,
     pub(crate) ledger: Ledger,
     pub(crate) admission: Admission,
-    agenda: Agenda,
+    pub(crate) agenda: Agenda,
+    pub(crate) next_look_at_shares: Instant,
     pub(crate) budget: Budget,
     pub(crate) tally: Tally,
     pub(crate) housekeeping: Housekeeping,
@@ -95,6 +96,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             instance: None,
             ledger: Ledger::default(),
             agenda: Agenda::default(),
+            next_look_at_shares: now,
             budget: Budget::default(),
             tally: Tally::default(),
             housekeeping: Housekeeping::starting(now),
@@ -109,6 +111,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.admission.most = config.max_in_flight;
         self.config = config;
         self.housekeeping.survey_soon();
+        self.next_look_at_shares = Instant::now();
         self.agenda.wake(Wake::Anything, Instant::now());
     }
 
@@ -145,6 +148,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     pub fn turn(&mut self) -> Result<Duration, End> {
         let now = Instant::now();
         self.collect();
+        self.look_at_shares(now);
         self.keep_house(now)?;
         match self.exchange(now) {
             Ok(pause) => {
@@ -201,7 +205,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     pub(crate) fn instance(&mut self) -> Result<i32, Trouble> {
         match self.instance {
             Some(instance) => Ok(instance),
-            None => Ok(*self.instance.insert(self.store.begin_instance()?)),
+            None => Ok(*self.instance.insert(self.store.begin_sender()?)),
         }
     }
 
@@ -417,6 +421,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             next.saturating_duration_since(now)
         });
         next.min(self.config.poll_interval)
+            .min(self.next_look_at_shares.saturating_duration_since(now))
             .min(self.housekeeping.pause(now))
     }
 }

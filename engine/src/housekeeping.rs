@@ -73,14 +73,14 @@ impl Housekeeping {
 impl<S: Store, W: Wire> Engine<S, W> {
     /// Trouble here must not keep deliveries back: it is reported, and tried again after a while.
     pub(crate) fn keep_house(&mut self, now: Instant) -> Result<(), End> {
-        let can_write = self.hold != Some(Hold::Writing);
+        let keeps_house = self.agenda.shares().keep_house() && self.hold != Some(Hold::Writing);
         let house = &mut self.housekeeping;
         let done = if now >= house.next_survey {
             house.next_survey = now + EVERY;
             self.survey(now)?
-        } else if can_write && house.next_alerts.is_some_and(|at| now >= at) {
+        } else if keeps_house && house.next_alerts.is_some_and(|at| now >= at) {
             self.raise_alerts(now)
-        } else if can_write && now >= house.next_expiry {
+        } else if keeps_house && now >= house.next_expiry {
             self.expire_waiting(now)
         } else if self.hold.is_none() && now >= house.recovery.next {
             self.recover(now)

@@ -6,6 +6,7 @@
 //! waits, for outcomes, for somebody's commit, for signals.
 //!
 //! - `agenda` knows when each endpoint has something due, and `admission` how much it may get
+//! - `shares` sees to it that an endpoint has one sender at a time
 //! - `ledger` has what is in flight and what has ended
 //! - `housekeeping` does what is to be done every few seconds: `recovery` and `retention` are parts of it
 //! - `sql_store` is the [`Store`] of all who can run a statement
@@ -20,6 +21,7 @@ mod ledger;
 mod protocol;
 mod recovery;
 mod retention;
+mod shares;
 mod sql_store;
 mod store;
 mod trouble;
@@ -29,10 +31,10 @@ pub use agenda::Wake;
 pub use engine::{Config, End, Engine, Hold, Notice};
 pub use ledger::Ending;
 pub use protocol::problem as protocol_problem;
-pub use sql_store::{Connection, Parameter, SqlStore, Value};
+pub use sql_store::{Connection, Identity, Parameter, SqlStore, Value};
 pub use store::{
-    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Store, Survey, Tally,
-    Wish, Wishes,
+    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Shares, Store, Survey,
+    Tally, Wish, Wishes,
 };
 pub use trouble::Trouble;
 pub use wire::Wire;

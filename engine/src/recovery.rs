@@ -75,7 +75,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let instance = self.instance()?;
         let recovery = &mut self.housekeeping.recovery;
         if recovery.dead.is_empty() {
-            recovery.dead = self.store.dead_instances(instance)?;
+            recovery.dead = self.store.dead_senders()?;
             if !recovery.dead.is_empty() {
                 recovery.position = None;
                 recovery.locked = 0;
@@ -105,7 +105,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             return Ok(());
         } else if !recovery.dead.is_empty() {
             let dead = std::mem::take(&mut recovery.dead);
-            self.store.end_instances(dead)?;
+            self.store.end_senders(dead)?;
         }
         recovery.goes_on |= ended >= i64::from(ORPHANS);
         if recovery.goes_on {
@@ -128,7 +128,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     pub(crate) fn end_instance(&mut self) {
         if let Some(instance) = self.instance.filter(|_| self.ledger.keys().is_empty()) {
             // Where that fails, it does look.
-            let _ = self.store.end_instances(vec![instance]);
+            let _ = self.store.end_senders(vec![instance]);
         }
     }
 }

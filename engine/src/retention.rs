@@ -106,7 +106,10 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// Makes a step when one is due and nothing is waiting to be delivered, or has been for long; says what is left of
     /// the pause. A copy of another installation keeps everything until it is adopted.
     pub(crate) fn retain(&mut self, pause: Duration) -> Duration {
-        if self.hold == Some(Hold::Writing) || self.housekeeping.foreign_endpoints > 0 {
+        if !self.agenda.shares().keep_house()
+            || self.hold == Some(Hold::Writing)
+            || self.housekeeping.foreign_endpoints > 0
+        {
             return pause;
         }
         let begun = Instant::now();

@@ -10,8 +10,8 @@ use webhook_delivery::{Attempt, Format, Key, Route};
 
 use crate::ledger::Ending;
 use crate::store::{
-    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Store, Survey, Tally,
-    Wishes,
+    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Shares, Store, Survey,
+    Tally, Wishes,
 };
 use crate::trouble::Trouble;
 
@@ -50,8 +50,18 @@ pub enum Value {
     TooLarge,
 }
 
+/// Who a sender is, as people see it.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// `worker` or `relay`.
+    pub kind: &'static str,
+    pub host: Option<String>,
+    pub version: &'static str,
+}
+
 pub struct SqlStore<C> {
     pub connection: C,
+    pub identity: Identity,
 }
 
 const EXCHANGE: &str =
@@ -59,9 +69,11 @@ const EXCHANGE: &str =
      FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
 const AGENDA: &str = "SELECT coalesce(jsonb_agg(a ORDER BY a.endpoint_id), '[]')::text FROM webhook.agenda($1, $2) a";
 const TURN_AWAY: &str = "SELECT webhook.turn_away($1, $2)";
-const BEGIN_INSTANCE: &str = "SELECT webhook.begin_instance()";
-const END_INSTANCES: &str = "SELECT webhook.end_instances($1)";
-const DEAD_INSTANCES: &str = "SELECT unnest(webhook.dead_instances($1))";
+const BEGIN_SENDER: &str = "SELECT webhook.begin_sender($1, $2, $3)";
+const END_SENDERS: &str = "SELECT webhook.end_senders($1)";
+const DEAD_SENDERS: &str = "SELECT pg_catalog.unnest(webhook.dead_senders())";
+const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take_shares($1) s";
+const RELEASE_SHARES: &str = "SELECT webhook.release_shares($1, $2)";
 /// The function is looked up in the catalog first: what is not there cannot be called.
 const EXAMINE: &str = "
     SELECT x.oid::pg_catalog.text, pg_catalog.current_database()::pg_catalog.text,
@@ -148,19 +160,41 @@ impl<C: Connection> Store for SqlStore<C> {
         Ok(self.one(TURN_AWAY, &parameters)?.number(0))
     }
 
-    fn begin_instance(&mut self) -> Result<i32, Trouble> {
-        Ok(self.one(BEGIN_INSTANCE, &[])?.int(0))
+    fn begin_sender(&mut self) -> Result<i32, Trouble> {
+        let Identity {
+            kind,
+            host,
+            version,
+        } = self.identity.clone();
+        let parameters = [
+            Parameter::Text(Some(kind)),
+            Parameter::Text(host.as_deref()),
+            Parameter::Text(Some(version)),
+        ];
+        Ok(self.one(BEGIN_SENDER, &parameters)?.int(0))
     }
 
-    fn end_instances(&mut self, instances: Vec<i32>) -> Result<(), Trouble> {
-        let parameters = [Parameter::Ints(instances)];
-        self.connection.run(END_INSTANCES, &parameters).map(drop)
+    fn end_senders(&mut self, senders: Vec<i32>) -> Result<(), Trouble> {
+        let parameters = [Parameter::Ints(senders)];
+        self.connection.run(END_SENDERS, &parameters).map(drop)
     }
 
-    fn dead_instances(&mut self, instance: i32) -> Result<Vec<i32>, Trouble> {
-        let parameters = [Parameter::Int(Some(instance))];
-        let rows = self.connection.run(DEAD_INSTANCES, &parameters)?;
+    fn dead_senders(&mut self) -> Result<Vec<i32>, Trouble> {
+        let rows = self.connection.run(DEAD_SENDERS, &[])?;
         Ok(rows.into_iter().map(|row| Row(row).int(0)).collect())
+    }
+
+    fn take_shares(&mut self, sender: i32) -> Result<Shares, Trouble> {
+        let mut row = self.one(TAKE_SHARES, &[Parameter::Int(Some(sender))])?;
+        read(&row.text(0).unwrap_or_default())
+    }
+
+    fn release_shares(&mut self, sender: i32, numbers: &[i32]) -> Result<(), Trouble> {
+        let parameters = [
+            Parameter::Int(Some(sender)),
+            Parameter::Ints(numbers.to_vec()),
+        ];
+        self.connection.run(RELEASE_SHARES, &parameters).map(drop)
     }
 
     fn examine(&mut self) -> Result<Option<Examined>, Trouble> {

@@ -21,11 +21,14 @@ pub trait Store {
     fn turn_away(&mut self, endpoints: Vec<i32>, page_size: i32) -> Result<i64, Trouble>;
 
     /// Takes a number for this run, under which it claims.
-    fn begin_instance(&mut self) -> Result<i32, Trouble>;
+    fn begin_sender(&mut self) -> Result<i32, Trouble>;
     /// These runs have left no claim.
-    fn end_instances(&mut self, instances: Vec<i32>) -> Result<(), Trouble>;
+    fn end_senders(&mut self, senders: Vec<i32>) -> Result<(), Trouble>;
     /// Runs that are over and may have left claims.
-    fn dead_instances(&mut self, instance: i32) -> Result<Vec<i32>, Trouble>;
+    fn dead_senders(&mut self) -> Result<Vec<i32>, Trouble>;
+    /// What this sender is to serve, after it has taken its part of what nobody serves.
+    fn take_shares(&mut self, sender: i32) -> Result<Shares, Trouble>;
+    fn release_shares(&mut self, sender: i32, numbers: &[i32]) -> Result<(), Trouble>;
 
     /// Whether the SQL is there, and which. Asks for nothing that is part of it.
     fn examine(&mut self) -> Result<Option<Examined>, Trouble>;
@@ -115,6 +118,32 @@ pub struct Due {
     pub is_guarded: bool,
     /// Nothing is sent, and what is due is not held either.
     pub turns_away: bool,
+}
+
+/// The part of the endpoints that a sender serves, as SQL has divided them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
+pub struct Shares {
+    /// In which they are divided; 0 before the first was taken.
+    pub total: i32,
+    pub kept: Vec<i32>,
+    /// To be released as soon as nothing of them is in flight.
+    pub given_up: Vec<i32>,
+}
+
+impl Shares {
+    pub fn serve(&self, endpoint_id: i32) -> bool {
+        self.total > 0 && self.kept.contains(&(endpoint_id % self.total))
+    }
+
+    /// There is no other sender, or it waits.
+    pub fn are_all(&self) -> bool {
+        self.total > 0 && self.kept.len() == self.total as usize
+    }
+
+    /// One of the senders does the upkeep.
+    pub fn keep_house(&self) -> bool {
+        self.kept.contains(&0)
+    }
 }
 
 pub struct Examined {

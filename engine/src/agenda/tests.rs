@@ -1,5 +1,16 @@
 use super::*;
 
+fn of_everything() -> Agenda {
+    Agenda {
+        shares: Shares {
+            total: 1,
+            kept: vec![0],
+            given_up: Vec::new(),
+        },
+        ..Agenda::default()
+    }
+}
+
 const POLL: Duration = Duration::from_secs(5);
 
 fn due(endpoint_id: i32, due_in_ms: Option<u64>) -> Due {
@@ -22,7 +33,7 @@ fn asking(agenda: &Agenda, now: Instant) -> Vec<i32> {
 
 #[test]
 fn all_endpoints_are_looked_at_page_by_page_and_again_after_the_poll_interval() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     assert_eq!(agenda.look_after(now), Some(0));
     let page: Vec<Due> = (1..=PAGE as i32).map(|id| due(id, Some(0))).collect();
@@ -37,7 +48,7 @@ fn all_endpoints_are_looked_at_page_by_page_and_again_after_the_poll_interval() 
 
 #[test]
 fn a_commit_amid_a_look_has_another_one_follow() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     agenda.look_after(now);
     agenda.wake(Wake::Anything, now);
@@ -50,7 +61,7 @@ fn a_commit_amid_a_look_has_another_one_follow() {
 
 #[test]
 fn an_endpoint_that_a_whole_look_did_not_find_has_nothing_queued() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     agenda.look_after(now);
     agenda.looked_at(&[due(1, Some(0)), due(2, Some(0))], now, POLL);
@@ -67,7 +78,7 @@ fn an_endpoint_that_a_whole_look_did_not_find_has_nothing_queued() {
 
 #[test]
 fn a_commit_brings_an_endpoint_forward_and_never_puts_it_off() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     agenda.learn(&due(1, Some(1000)), now);
     let wake = |ms| Wake::Endpoint {
@@ -83,7 +94,7 @@ fn a_commit_brings_an_endpoint_forward_and_never_puts_it_off() {
 
 #[test]
 fn the_next_time_is_that_of_what_is_not_due_yet() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     agenda.look_after(now);
     agenda.looked_at(&[due(1, Some(0)), due(2, Some(70))], now, POLL);
@@ -94,7 +105,7 @@ fn the_next_time_is_that_of_what_is_not_due_yet() {
 
 #[test]
 fn what_somebody_has_locked_is_tried_again_a_little_later() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     agenda.learn(&due(1, Some(0)), now);
     agenda.put_off_what_is_due(1, now);
@@ -107,7 +118,7 @@ fn what_somebody_has_locked_is_tried_again_a_little_later() {
 
 #[test]
 fn an_endpoint_that_turns_away_is_asked_for_only_when_a_probe_may_go() {
-    let mut agenda = Agenda::default();
+    let mut agenda = of_everything();
     let now = Instant::now();
     let turning_away = |due_in_ms| Due {
         turns_away: true,

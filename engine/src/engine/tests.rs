@@ -1,5 +1,5 @@
 use super::*;
-use crate::store::{Alert, Claimed, Due, Examined, Recovered, Retained, Survey, Wish};
+use crate::store::{Alert, Claimed, Due, Examined, Recovered, Retained, Shares, Survey, Wish};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +21,18 @@ struct Scripted {
     asked: Vec<Asked>,
     is_gone: bool,
     recoveries_from_the_beginning: usize,
+    /// All of them where nothing is said.
+    shares: Option<Shares>,
+    released_shares: Vec<i32>,
+    upkeep: usize,
+}
+
+fn shares(total: i32, kept: &[i32], given_up: &[i32]) -> Shares {
+    Shares {
+        total,
+        kept: kept.to_vec(),
+        given_up: given_up.to_vec(),
+    }
 }
 
 impl Store for Scripted {
@@ -42,16 +54,25 @@ impl Store for Scripted {
         Ok(0)
     }
 
-    fn begin_instance(&mut self) -> Result<i32, Trouble> {
+    fn begin_sender(&mut self) -> Result<i32, Trouble> {
         Ok(1)
     }
 
-    fn end_instances(&mut self, _: Vec<i32>) -> Result<(), Trouble> {
+    fn end_senders(&mut self, _: Vec<i32>) -> Result<(), Trouble> {
         Ok(())
     }
 
-    fn dead_instances(&mut self, _: i32) -> Result<Vec<i32>, Trouble> {
+    fn dead_senders(&mut self) -> Result<Vec<i32>, Trouble> {
         Ok(Vec::new())
+    }
+
+    fn take_shares(&mut self, _: i32) -> Result<Shares, Trouble> {
+        Ok(self.shares.clone().unwrap_or_else(|| shares(1, &[0], &[])))
+    }
+
+    fn release_shares(&mut self, _: i32, numbers: &[i32]) -> Result<(), Trouble> {
+        self.released_shares.extend(numbers);
+        Ok(())
     }
 
     fn examine(&mut self) -> Result<Option<Examined>, Trouble> {
@@ -90,10 +111,12 @@ impl Store for Scripted {
     }
 
     fn expire_waiting(&mut self, _: i32) -> Result<i64, Trouble> {
+        self.upkeep += 1;
         Ok(0)
     }
 
     fn retain(&mut self, _: usize, _: Option<&str>) -> Result<Retained, Trouble> {
+        self.upkeep += 1;
         Ok(Retained {
             more: false,
             behind: false,
@@ -425,4 +448,94 @@ fn an_engine_ends_when_its_sql_is_gone() {
         ..Scripted::default()
     });
     assert_eq!(engine.turn(), Err(End::Gone));
+}
+
+fn of_endpoint(endpoint_id: i32) -> Due {
+    Due {
+        endpoint_id,
+        ..due(true)
+    }
+}
+
+fn wished(engine: &Engine<Scripted, Held>) -> Vec<i32> {
+    let asked = engine.store.asked.iter().flat_map(|asked| &asked.wishes);
+    let mut endpoints: Vec<i32> = asked.map(|wish| wish.endpoint_id).collect();
+    endpoints.sort_unstable();
+    endpoints
+}
+
+#[test]
+fn only_endpoints_of_its_own_shares_are_served() {
+    let mut engine = engine(Scripted {
+        agenda: (1..=4).map(of_endpoint).collect(),
+        shares: Some(shares(2, &[1], &[])),
+        ..Scripted::default()
+    });
+    engine.turn().unwrap();
+    engine.wake(Wake::Endpoint {
+        id: 6,
+        due_in: Duration::ZERO,
+    });
+    engine.turn().unwrap();
+    assert_eq!(wished(&engine), [1, 3]);
+}
+
+#[test]
+fn a_stand_by_does_nothing_and_asks_again_soon() {
+    let mut engine = engine(Scripted {
+        agenda: vec![due(true)],
+        shares: Some(shares(1, &[], &[])),
+        ..Scripted::default()
+    });
+    let mut pause = engine.turn().unwrap();
+    for _ in 0..5 {
+        pause = engine.turn().unwrap();
+    }
+    assert!(wished(&engine).is_empty());
+    assert!(pause <= Duration::from_secs(1), "{pause:?}");
+    assert_eq!(engine.store.upkeep, 0);
+
+    engine.store.shares = None;
+    engine.next_look_at_shares = Instant::now();
+    engine.turn().unwrap();
+    assert_eq!(wished(&engine), [1]);
+}
+
+#[test]
+fn a_share_is_released_when_nothing_of_it_is_in_flight_and_what_waits_is_given_back() {
+    let mut engine = with_claims(2);
+    let on_the_wire = engine.wire.submitted.borrow_mut().pop().unwrap();
+    engine.store.shares = Some(shares(2, &[0], &[1]));
+    engine.next_look_at_shares = Instant::now();
+    engine.turn().unwrap();
+    assert_eq!(last_endings(&engine), [key(1)], "given back");
+    assert!(engine.store.released_shares.is_empty());
+
+    engine.wire.submitted.replace(vec![on_the_wire]);
+    engine.wire.answer(200);
+    engine.turn().unwrap();
+    assert_eq!(last_endings(&engine), [key(2)]);
+    engine.next_look_at_shares = Instant::now();
+    engine.turn().unwrap();
+    assert_eq!(engine.store.released_shares, [1]);
+}
+
+#[test]
+fn without_room_for_a_single_request_a_sender_ends_its_run_when_nothing_is_in_flight() {
+    let mut engine = with_claims(1);
+    let none = Config {
+        max_in_flight: 0,
+        ..engine.config.clone()
+    };
+    let on_the_wire = engine.wire.submitted.take();
+    engine.configure(none);
+    engine.hold(Some(Hold::Claiming));
+    engine.turn().unwrap();
+    assert_eq!(engine.instance, Some(1), "one is still in flight");
+    engine.wire.submitted.replace(on_the_wire);
+    engine.wire.answer(200);
+    engine.turn().unwrap();
+    engine.next_look_at_shares = Instant::now();
+    engine.turn().unwrap();
+    assert_eq!(engine.instance, None);
 }

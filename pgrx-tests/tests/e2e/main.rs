@@ -70,6 +70,7 @@ mod retries;
 mod retry_model;
 mod schema;
 mod secrets;
+mod senders;
 mod setting_endpoints;
 mod settings;
 mod stopping;

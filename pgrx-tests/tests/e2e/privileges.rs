@@ -127,7 +127,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (ADMIN, "DELETE FROM webhook.delivery_history".into()),
         (ADMIN, "UPDATE webhook.event SET payload = '{}'".into()),
         (ADMIN, "SELECT webhook.wake()".into()),
-        (ADMIN, "SELECT nextval('webhook.worker_instance')".into()),
+        (ADMIN, "SELECT nextval('webhook.sender_id_seq')".into()),
         // What runs as the worker, or gives privileges away, is nobody's but the owner's.
         (NOBODY, "CREATE TRIGGER mine AFTER INSERT ON webhook.attempt EXECUTE FUNCTION suppress_redundant_updates_trigger()".into()),
         (NOBODY, "CREATE TABLE webhook.mine ()".into()),

@@ -127,13 +127,13 @@ fn a_worker_that_ends_in_order_leaves_nothing_to_look_for() {
     database.add_endpoint("orders", &receiver.url("/orders"));
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
-    let running: i32 = database.query_one_value("SELECT id FROM webhook.instance");
+    let running: i32 = database.query_one_value("SELECT id FROM webhook.sender");
     let earlier = worker::pid(&database);
     worker::terminate(&database, earlier);
     worker::successor(&database, earlier);
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
-    let running_now: i32 = database.query_one_value("SELECT id FROM webhook.instance");
+    let running_now: i32 = database.query_one_value("SELECT id FROM webhook.sender");
     assert_ne!(running, running_now);
 }
 
@@ -154,13 +154,13 @@ fn a_worker_that_died_is_known_until_all_of_its_claims_are_released() {
     let claim = "SELECT FROM webhook.delivery_queue WHERE status = 'SENDING' FOR UPDATE";
     locking.batch_execute(claim).unwrap();
     database.execute_as_engine(&format!(
-        "INSERT INTO webhook.instance (id) VALUES ({DEAD})"
+        "INSERT INTO webhook.sender (id, kind, pid, role) VALUES ({DEAD}, 'worker', 1, 10)"
     ));
-    let dead: Vec<i32> = database.query_one_value("SELECT webhook.dead_instances(0)");
+    let dead: Vec<i32> = database.query_one_value("SELECT webhook.dead_senders()");
     assert_eq!(dead, [DEAD], "the worker that runs is not dead");
     locking.commit().unwrap();
     database.wait_until(&format!(
-        "SELECT NOT EXISTS (SELECT FROM webhook.instance WHERE id = {DEAD})"
+        "SELECT NOT EXISTS (SELECT FROM webhook.sender WHERE id = {DEAD})"
     ));
     assert_eq!(count(&database, "status = 'SENDING'"), 0);
     assert_eq!(count(&database, "reason = 'worker_lost'"), 1);
@@ -172,7 +172,7 @@ fn whoever_locks_the_numbers_of_the_next_workers_stops_none_of_them() {
     let receiver = Receiver::start();
     database.add_endpoint("orders", &receiver.url("/orders"));
     let first = worker::pid(&database);
-    let next: i64 = database.query_one_value("SELECT last_value FROM webhook.worker_instance");
+    let next: i64 = database.query_one_value("SELECT last_value FROM webhook.sender_id_seq");
     let mut stranger = stranger(&database);
     stranger
         .batch_execute(&format!(
@@ -183,7 +183,7 @@ fn whoever_locks_the_numbers_of_the_next_workers_stops_none_of_them() {
     worker::successor(&database, first);
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
-    let now: i64 = database.query_one_value("SELECT last_value FROM webhook.worker_instance");
+    let now: i64 = database.query_one_value("SELECT last_value FROM webhook.sender_id_seq");
     assert!(now > next + 2000, "{now}");
 }
 

@@ -211,7 +211,7 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
 fn contents(database: &Database) -> BTreeMap<String, String> {
     let mut client = database.connect();
     let tables = "SELECT relname::text FROM pg_class
-        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname NOT IN ('alert', 'instance')";
+        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname NOT IN ('alert', 'sender', 'share')";
     let tables = client.query(tables, &[]).unwrap();
     let mut contents = BTreeMap::new();
     for table in tables.iter().map(|row| row.get::<_, String>(0)) {

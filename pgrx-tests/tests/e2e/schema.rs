@@ -41,10 +41,10 @@ fn nothing_is_granted_to_public() {
 
 #[test]
 fn every_leaf_and_sequence_is_marked_for_dump() {
-    // A mark on the partitioned parent would dump nothing. Alerts are not dumped: a copy would tell them again. Numbers of
-    // workers that run mean nothing to a copy.
+    // A mark on the partitioned parent would dump nothing. Alerts are not dumped: a copy would tell them again. Senders that
+    // run mean nothing to a copy.
     assert_each(
-        "SELECT c.oid::regclass::text, (c.relkind <> 'p' AND c.relname !~ '^(alert|instance)') = (c.oid = ANY (x.extconfig))
+        "SELECT c.oid::regclass::text, (c.relkind <> 'p' AND c.relname !~ '^(alert|sender$|share)') = (c.oid = ANY (x.extconfig))
          FROM pg_class c, pg_extension x
          WHERE x.extname = 'webhook' AND c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p', 'S')",
     );
@@ -92,7 +92,7 @@ fn every_table_that_grows_says_when_it_is_vacuumed() {
                 EXISTS (SELECT FROM pg_options_to_table(c.reloptions) WHERE option_name = 'autovacuum_vacuum_scale_factor')
          FROM pg_class c
          WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind = 'r'
-           AND c.relname NOT IN ('policy', 'endpoint', 'removed_endpoint', 'secret', 'instance')",
+           AND c.relname NOT IN ('policy', 'endpoint', 'removed_endpoint', 'secret', 'sender', 'share')",
     );
 }
 

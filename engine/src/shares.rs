@@ -1,0 +1,78 @@
+//! The shares of this sender: an endpoint has one sender at a time, which alone knows how much it may send.
+//!
+//! SQL says which shares are ours. One that is to be given up is released when nothing of it is in flight any more, and what
+//! has not gone out yet goes back at once.
+
+use std::time::{Duration, Instant};
+
+use crate::engine::{Engine, Hold};
+use crate::housekeeping::EVERY;
+use crate::ledger::Ending;
+use crate::store::{Shares, Store};
+use crate::trouble::Trouble;
+use crate::wire::Wire;
+
+/// While another sender has a share: it may be gone.
+const WHILE_THERE_ARE_OTHERS: Duration = Duration::from_secs(1);
+const WHILE_GIVING_UP: Duration = Duration::from_millis(50);
+
+impl<S: Store, W: Wire> Engine<S, W> {
+    /// Trouble is told, and everything stays as it was for a while.
+    pub(crate) fn look_at_shares(&mut self, now: Instant) {
+        if self.hold == Some(Hold::Writing) || now < self.next_look_at_shares {
+            return;
+        }
+        self.next_look_at_shares = now + WHILE_THERE_ARE_OTHERS;
+        let looked = match self.config.max_in_flight {
+            0 => self.retire(),
+            _ => self.take_shares(now),
+        };
+        if let Err(trouble) = looked {
+            self.next_look_at_shares = now + EVERY;
+            self.complain(&trouble);
+        }
+    }
+
+    fn take_shares(&mut self, now: Instant) -> Result<(), Trouble> {
+        let sender = self.instance()?;
+        let found = self.store.take_shares(sender)?;
+        self.serve(&found);
+        if found.are_all() {
+            self.next_look_at_shares = now + self.config.poll_interval;
+        }
+        if !found.given_up.is_empty() {
+            if self.has_nothing_of_others() {
+                self.store.release_shares(sender, &found.given_up)?;
+            }
+            self.next_look_at_shares = now + WHILE_GIVING_UP;
+        }
+        Ok(())
+    }
+
+    /// Others are to send: ends this run as soon as nothing is in flight.
+    fn retire(&mut self) -> Result<(), Trouble> {
+        self.serve(&Shares::default());
+        if let Some(sender) = self.instance.filter(|_| self.has_nothing_of_others()) {
+            self.store.end_senders(vec![sender])?;
+            self.instance = None;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, shares: &Shares) {
+        if self.agenda.serve(shares) {
+            // Its last sender may have left claims.
+            self.housekeeping.recovery.begin_anew();
+            for key in self.wire.withdraw(&|key| !shares.serve(key.endpoint_id)) {
+                self.ledger.end(Ending::released(key));
+            }
+        }
+    }
+
+    fn has_nothing_of_others(&self) -> bool {
+        let claimed = self.ledger.keys();
+        claimed
+            .iter()
+            .all(|key| self.agenda.shares().serve(key.endpoint_id))
+    }
+}

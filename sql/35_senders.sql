@@ -1,0 +1,127 @@
+-- Senders: who delivers, and which endpoints each of them serves.
+--
+-- A sender is a session that claims and settles: the worker of the server, or a relay. It takes a number, signs its claims with
+-- it, and holds an advisory lock on it as long as its session lasts. The session is the truth: a sender is alive while the backend
+-- that it has registered, logged in as the same role, holds that lock. Anybody may take any advisory lock, so one that another
+-- backend holds proves nothing.
+--
+-- The endpoints are divided into webhook.senders shares, by the remainder of their ids. A share is a lease: it belongs to one
+-- sender until that sender gives it up or its session ends, so that an endpoint has one sender at a time, which alone knows how
+-- much it may send. Each sender holds its part of the shares, at most; what no living sender holds is taken by the first that
+-- asks. Where webhook.senders changes, the old shares must all be given up before a new one is taken: they overlap.
+--
+-- A sender asks for its shares again and again. Nothing is written as long as nothing changes.
+
+-- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
+CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
+
+-- Begins a run of a sender in this session. Somebody may have locked a number, or many: the next one does as well. The tries
+-- are bounded; the next sender goes on after them.
+CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text) RETURNS int
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    most_tries CONSTANT int := 20000;
+    new_id int;
+BEGIN
+    FOR try IN 1..most_tries LOOP
+        new_id := nextval('webhook.sender_id_seq');
+        IF pg_try_advisory_lock(webhook.sender_lock(), new_id) THEN
+            DELETE FROM webhook.sender s WHERE s.id = new_id;
+            INSERT INTO webhook.sender (id, kind, pid, role, host, version)
+            SELECT new_id, begin_sender.kind, a.pid, a.usesysid, begin_sender.host, begin_sender.version
+            FROM pg_stat_get_activity(pg_backend_pid()) a;
+            RETURN new_id;
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION 'somebody has locked the numbers of the next % senders', most_tries
+        USING ERRCODE = 'lock_not_available',
+              HINT = format('SELECT pid FROM pg_locks WHERE locktype = ''advisory'' AND classid = %s shows who.',
+                            webhook.sender_lock());
+END $$;
+
+-- Ends runs that have left no claim, and their leases.
+CREATE OR REPLACE FUNCTION webhook.end_senders(sender_ids int[]) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
+BEGIN
+    DELETE FROM webhook.share h WHERE h.sender_id = ANY (sender_ids);
+    DELETE FROM webhook.sender s WHERE s.id = ANY (sender_ids);
+END $$;
+
+CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN EXISTS (SELECT FROM webhook.sender s
+                   JOIN pg_locks l ON l.pid = s.pid
+                   JOIN pg_stat_get_activity(s.pid) a ON a.usesysid = s.role
+                   WHERE s.id = sender_id AND l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                     AND l.classid = webhook.sender_lock()::oid AND l.objid = s.id::oid);
+
+-- Those that are alive. A transaction sees the sessions as of its first look at them, so it looks anew.
+CREATE OR REPLACE FUNCTION webhook.living_senders() RETURNS int[]
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_stat_clear_snapshot();
+    RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE webhook.is_sender_alive(s.id) ORDER BY s.id);
+END $$;
+
+-- Runs that have not ended in order and do not go on.
+CREATE OR REPLACE FUNCTION webhook.dead_senders() RETURNS int[]
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    living int[] := webhook.living_senders();
+BEGIN
+    RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE s.id <> ALL (living));
+END $$;
+
+-- What this sender holds of the shares and is to keep, and what it is to give up as soon as it has nothing of it in flight. `total`
+-- is the number of shares that there are.
+CREATE OR REPLACE FUNCTION webhook.take_shares(sender int, OUT total int, OUT kept int[], OUT given_up int[])
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
+#variable_conflict use_column
+DECLARE
+    living int[];
+    most int;
+    is_locked boolean := false;
+BEGIN
+    IF (SELECT s.pid FROM webhook.sender s WHERE s.id = sender) IS DISTINCT FROM pg_backend_pid() THEN
+        RAISE EXCEPTION 'sender % does not belong to this session', sender USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'A sender needs a session of its own: connect to the server itself, not through a pooler of transactions.';
+    END IF;
+    take_shares.total := webhook.setting('senders')::int;
+    LOOP
+        living := webhook.living_senders();
+        most := ceil(take_shares.total / greatest(1, cardinality(living))::numeric);
+        SELECT coalesce(array_agg(h.number ORDER BY h.number) FILTER (WHERE h.ordinal <= most AND h.total = take_shares.total), '{}'),
+               coalesce(array_agg(h.number ORDER BY h.number) FILTER (WHERE h.ordinal > most OR h.total <> take_shares.total), '{}')
+        INTO kept, given_up
+        FROM (SELECT h.number, h.total, row_number() OVER (ORDER BY h.number) AS ordinal
+              FROM webhook.share h WHERE h.sender_id = sender) h;
+        EXIT WHEN cardinality(given_up) > 0 OR cardinality(kept) >= most
+               OR NOT EXISTS (SELECT webhook.free_shares(take_shares.total, living));
+        IF is_locked THEN
+            DELETE FROM webhook.share h WHERE h.sender_id <> ALL (living);
+            INSERT INTO webhook.share (number, total, sender_id)
+            SELECT f.number, take_shares.total, sender FROM webhook.free_shares(take_shares.total, living) AS f (number)
+            ORDER BY f.number LIMIT most - cardinality(kept);
+        ELSE
+            LOCK TABLE webhook.share IN SHARE ROW EXCLUSIVE MODE;
+            is_locked := true;
+        END IF;
+    END LOOP;
+END $$;
+
+-- None as long as there is a lease of another division.
+CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS SETOF int
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT s.number FROM generate_series(0, free_shares.total - 1) AS s (number)
+        WHERE NOT EXISTS (SELECT FROM webhook.share h
+                          WHERE h.sender_id = ANY (living) AND (h.number = s.number OR h.total <> free_shares.total));
+    END;
+
+-- Gives up shares of which it has nothing in flight.
+CREATE OR REPLACE FUNCTION webhook.release_shares(sender int, numbers int[]) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
+BEGIN
+    DELETE FROM webhook.share h WHERE h.sender_id = sender AND h.number = ANY (numbers);
+END $$;
