@@ -203,7 +203,7 @@ CREATE OR REPLACE FUNCTION webhook.keep_order(
     INOUT lane_endpoint int DEFAULT NULL, INOUT lane_key text DEFAULT NULL,
     INOUT follower_endpoint int DEFAULT NULL, INOUT follower_key text DEFAULT NULL,
     INOUT follower_event uuid DEFAULT NULL, page_size int DEFAULT 2000)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     turns record := webhook.lost_turns(lane_endpoint, lane_key, page_size);
     followers record;

@@ -53,7 +53,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, rate_limit float8, breaker_state text,
                    is_guarded boolean, turns_away boolean)
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE

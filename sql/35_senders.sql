@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTA
 -- Begins a run of a sender in this session. Somebody may have locked a number, or many: the next one does as well. The tries
 -- are bounded; the next sender goes on after them.
 CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text) RETURNS int
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most_tries CONSTANT int := 20000;
     new_id int;
@@ -39,12 +39,19 @@ BEGIN
                             webhook.sender_lock());
 END $$;
 
--- Ends runs that have left no claim, and their leases.
+-- Ends runs that have left no claim, and their leases: this session's, and those of senders that are gone.
 CREATE OR REPLACE FUNCTION webhook.end_senders(sender_ids int[]) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
+DECLARE
+    ended int[];
 BEGIN
-    DELETE FROM webhook.share h WHERE h.sender_id = ANY (sender_ids);
-    DELETE FROM webhook.sender s WHERE s.id = ANY (sender_ids);
+    PERFORM pg_stat_clear_snapshot();
+    ended := ARRAY(SELECT s.id FROM webhook.sender s
+                   WHERE s.id = ANY (sender_ids) AND (s.pid = pg_backend_pid() OR NOT webhook.is_sender_alive(s.id)));
+    PERFORM pg_advisory_unlock(webhook.sender_lock(), s.id) FROM webhook.sender s
+    WHERE s.id = ANY (ended) AND s.pid = pg_backend_pid() AND webhook.is_sender_alive(s.id);
+    DELETE FROM webhook.share h WHERE h.sender_id = ANY (ended);
+    DELETE FROM webhook.sender s WHERE s.id = ANY (ended);
 END $$;
 
 CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolean
@@ -66,17 +73,17 @@ END $$;
 
 -- Runs that have not ended in order and do not go on.
 CREATE OR REPLACE FUNCTION webhook.dead_senders() RETURNS int[]
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     living int[] := webhook.living_senders();
 BEGIN
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE s.id <> ALL (living));
 END $$;
 
--- What this sender holds of the shares and is to keep, and what it is to give up as soon as it has nothing of it in flight. `total`
--- is the number of shares that there are.
-CREATE OR REPLACE FUNCTION webhook.take_shares(sender int, OUT total int, OUT kept int[], OUT given_up int[])
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
+-- Notes how much it has in flight, for people to see. Says what it holds of the shares and is to keep, and what it is to give
+-- up as soon as it has nothing of it in flight. `total` is the number of shares that there are.
+CREATE OR REPLACE FUNCTION webhook.take_shares(sender int, in_flight int, OUT total int, OUT kept int[], OUT given_up int[])
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 #variable_conflict use_column
 DECLARE
     living int[];
@@ -87,6 +94,8 @@ BEGIN
         RAISE EXCEPTION 'sender % does not belong to this session', sender USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'A sender needs a session of its own: connect to the server itself, not through a pooler of transactions.';
     END IF;
+    UPDATE webhook.sender s SET in_flight = take_shares.in_flight
+    WHERE s.id = sender AND s.in_flight <> take_shares.in_flight;
     take_shares.total := webhook.setting('senders')::int;
     LOOP
         living := webhook.living_senders();
@@ -119,9 +128,20 @@ CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS 
                           WHERE h.sender_id = ANY (living) AND (h.number = s.number OR h.total <> free_shares.total));
     END;
 
+-- Tells other senders that something was committed for them, which they cannot see by themselves: the worker does, at a pace of its
+-- own, so that no emitter touches the queue of notifications, whose lock all who commit with one wait for.
+CREATE OR REPLACE FUNCTION webhook.ring() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM webhook.share) THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+        NOTIFY webhook_due;
+    END IF;
+END $$;
+
 -- Gives up shares of which it has nothing in flight.
 CREATE OR REPLACE FUNCTION webhook.release_shares(sender int, numbers int[]) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 BEGIN
     DELETE FROM webhook.share h WHERE h.sender_id = sender AND h.number = ANY (numbers);
 END $$;

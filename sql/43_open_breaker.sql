@@ -46,7 +46,7 @@ CREATE OR REPLACE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reaso
 -- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
 -- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many in all; says how many.
 CREATE OR REPLACE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     our_origin text := webhook.origin();
     guarded record;
@@ -152,4 +152,11 @@ BEGIN
           LIMIT page_size) q
     HAVING count(*) > 0;
     RETURN coalesce(expired, 0);
+END $$;
+
+-- Both, a page of each; says how many.
+CREATE OR REPLACE FUNCTION webhook.expire_waiting(page_size int) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN webhook.expire_overdue(page_size) + webhook.expire_kept_back(page_size);
 END $$;

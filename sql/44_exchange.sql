@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION webhook.exchange(
     instance int, wished_endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
                    occurred_at text, tenant text, report jsonb)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     settled record;

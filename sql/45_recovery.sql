@@ -62,7 +62,7 @@ CREATE OR REPLACE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
     INOUT after_event uuid DEFAULT NULL, INOUT after_endpoint int DEFAULT NULL, page_size int DEFAULT 2000,
     OUT released bigint, OUT failed bigint, OUT locked bigint)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     stale_before timestamptz := now() - webhook.setting('stale_after')::interval;
@@ -96,7 +96,7 @@ END $$;
 -- Ends what still waits for endpoints that were removed, as its removal says: at most that many deliveries, of the next endpoints, in
 -- all. Says how many, and after which endpoint to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.end_orphans(INOUT after_endpoint int, page_size int, OUT ended bigint)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     orphans record;
 BEGIN

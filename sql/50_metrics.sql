@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION webhook.latency_class_end(latency_class int) RETURNS 
 CREATE OR REPLACE FUNCTION webhook.add_tally(
     endpoint_ids int[], statuses text[], latency_classes int[], deliveries bigint[], retried bigint[], retries bigint[])
     RETURNS void
-    LANGUAGE sql
+    LANGUAGE sql SECURITY DEFINER
     BEGIN ATOMIC
         INSERT INTO webhook.tally AS t (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
         SELECT n.endpoint_id, date_trunc('hour', now(), 'UTC'), n.status, n.latency_class, n.deliveries, n.retried, n.retries

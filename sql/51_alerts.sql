@@ -25,7 +25,7 @@ END $$;
 -- Tells what there is to tell, of at most that many rows, deliveries that failed counted together for each endpoint; what
 -- comes back is for the log.
 CREATE OR REPLACE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     alert record;
     event_type text;

@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
 CREATE OR REPLACE FUNCTION webhook.expire(
     step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
     OUT more boolean, OUT behind boolean)
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET timezone = 'UTC' SET lock_timeout = '1 ms' AS $$
 DECLARE
     sent_before timestamptz := now() - nullif(webhook.setting('retention_sent'), '-1')::interval;
@@ -114,7 +114,7 @@ END $$;
 -- Counters of the next endpoints, at most that many, older than 48 hours; of each endpoint and status the newest hour stays
 -- as long as the endpoint does: it has the time of the last success. Says where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.expire_tally(INOUT after_endpoint int, page_size int)
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
 DECLARE
     endpoint_ids int[];
@@ -154,7 +154,7 @@ END $$;
 -- removed. Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at
 -- the next ones, at most that many; says where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
 DECLARE
     oldest_finished timestamptz := (SELECT h.completed_at FROM webhook.delivery_history h ORDER BY h.completed_at LIMIT 1);

@@ -5,6 +5,16 @@ CREATE OR REPLACE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.setting('site') = '' AND EXISTS (SELECT FROM webhook.endpoint);
 
+-- What a sender looks at every few seconds: endpoints of another installation, whether a copy of this server would send too, and
+-- the longest that a request may take.
+CREATE OR REPLACE FUNCTION webhook.survey(OUT foreign_endpoints bigint, OUT is_without_site boolean, OUT longest_request_seconds bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    foreign_endpoints := webhook.foreign_endpoints();
+    is_without_site := webhook.is_without_site();
+    longest_request_seconds := webhook.longest_request_seconds();
+END $$;
+
 -- What the worker does, as people are told it, and what to do about it.
 CREATE OR REPLACE FUNCTION webhook.worker_state(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int, OUT last_error text, OUT last_error_at timestamptz)
@@ -85,16 +95,37 @@ BEGIN
     queued := least(queued, most);
 END $$;
 
+-- The senders of this database, as people are told of them. The worker says in shared memory how much it has in flight.
+CREATE OR REPLACE FUNCTION webhook.senders_at_work(in_flight_of_worker int, OUT senders jsonb, OUT in_flight_of_relays int)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    living CONSTANT int[] := webhook.living_senders();
+BEGIN
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+               'kind', s.kind, 'host', s.host, 'version', s.version, 'since', s.begun_at,
+               'in_flight', CASE s.kind WHEN 'worker' THEN in_flight_of_worker ELSE s.in_flight END,
+               'shares', (SELECT count(*) FROM webhook.share h WHERE h.sender_id = s.id)) ORDER BY s.id), '[]'),
+           coalesce(sum(s.in_flight) FILTER (WHERE s.kind = 'relay'), 0)
+    INTO senders, in_flight_of_relays
+    FROM webhook.sender s WHERE s.id = ANY (living);
+END $$;
+
 CREATE OR REPLACE FUNCTION webhook.status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint, more boolean,
-                   oldest_due interval, retention_lag interval, last_error text, last_error_at timestamptz)
+                   oldest_due interval, retention_lag interval, last_error text, last_error_at timestamptz, senders jsonb)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT current_database(), w.pid, w.state, w.reason, coalesce(w.in_flight, 0), q.queued, q.due, q.more, q.oldest_due,
-           webhook.retention_lag(), w.last_error, w.last_error_at
-    FROM webhook.worker_state() w, webhook.queue_gauge() q;
+    SELECT current_database(), w.pid, CASE WHEN relayed.instead THEN 'running' ELSE w.state END,
+           CASE WHEN NOT relayed.instead THEN w.reason END, coalesce(w.in_flight, 0) + at_work.in_flight_of_relays, q.queued, q.due, q.more, q.oldest_due,
+           webhook.retention_lag(), w.last_error, w.last_error_at, at_work.senders
+    FROM webhook.worker_state() w
+    CROSS JOIN webhook.queue_gauge() q
+    CROSS JOIN LATERAL webhook.senders_at_work(coalesce(w.in_flight, 0)) at_work
+    -- Where relays deliver, nobody misses the worker.
+    CROSS JOIN LATERAL (SELECT NOT at_work.senders @> '[{"kind": "worker"}]' AND at_work.senders @> '[{"kind": "relay"}]'
+                               AND webhook.foreign_endpoints() = 0 AS instead) relayed;
 END $$;
 
 -- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.

@@ -1,10 +1,11 @@
--- Who may do what. There are four levels, and a role has those that webhook_grant() gave it:
+-- Who may do what. There are five levels, and a role has those that webhook_grant() gave it:
 --
 --   emit     emits events and watches tables; sees nothing
 --   read     sees events, deliveries, attempts and how endpoints are doing; neither secrets nor credentials
 --   operate  reads; pauses, resumes, tests, replays and backfills; corrects deliveries by UPDATE webhook.delivery and
 --            discards them by DELETE FROM webhook.dead_letter
 --   admin    does all of it; manages endpoints, policies and secrets
+--   relay    delivers, for webhook-relay: claims, settles, gets routes with their secrets, and does the upkeep
 --
 -- Nobody but webhook_owner has TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
 -- functions, which run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call
@@ -33,7 +34,7 @@ BEGIN
        OR (privileges.level = 'admin' AND a.level IS DISTINCT FROM 'superuser' AND m.name <> ALL (of_the_owner)
            AND p.prorettype <> 'trigger'::regtype);
 
-    IF level = 'emit' THEN
+    IF level IN ('emit', 'relay') THEN
         RETURN NEXT 'USAGE ON SCHEMA webhook';
     ELSIF level = 'read' THEN
         RETURN NEXT 'USAGE ON SCHEMA webhook';
@@ -54,9 +55,10 @@ BEGIN
         RETURN NEXT 'USAGE ON TYPE webhook.judgement, webhook.outcome';
         RETURN QUERY SELECT webhook.privileges('operate');
         RETURN QUERY SELECT webhook.privileges('emit');
+        RETURN QUERY SELECT webhook.privileges('relay');
     ELSE
         RAISE EXCEPTION 'level "%" does not exist', level USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'The levels are emit, read, operate and admin.';
+            HINT = 'The levels are emit, read, operate, admin and relay.';
     END IF;
 END $$;
 
@@ -109,7 +111,7 @@ CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT a.grantee
-        FROM (VALUES ('emit', 'emit'), ('read', 'status'), ('operate', 'pause'), ('admin', 'set_endpoint')) AS l (level, hallmark)
+        FROM (VALUES ('emit', 'emit'), ('read', 'status'), ('operate', 'pause'), ('admin', 'set_endpoint'), ('relay', 'exchange')) AS l (level, hallmark)
         JOIN pg_proc p ON p.proname = l.hallmark AND p.pronamespace = 'webhook'::regnamespace
         CROSS JOIN LATERAL aclexplode(p.proacl) a
         WHERE l.level = holders.level AND a.grantee <> p.proowner;
@@ -121,8 +123,8 @@ CREATE OR REPLACE FUNCTION webhook.revoke_level(role text, level text) RETURNS v
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     from_role regrole := webhook.require_role(role);
-    taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
-    kept text[] := ARRAY(SELECT other FROM unnest('{emit, read, operate, admin}'::text[]) AS other
+    taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin, relay}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
+    kept text[] := ARRAY(SELECT other FROM unnest('{emit, read, operate, admin, relay}'::text[]) AS other
                          WHERE other <> ALL (taken) AND from_role IN (SELECT webhook.holders(other)));
     api record;
     privilege text;

@@ -125,7 +125,7 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
 CREATE OR REPLACE FUNCTION @extschema@.webhook_status()
     RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint,
                    due bigint, more boolean, oldest_due interval, retention_lag interval, last_error text,
-                   last_error_at timestamptz)
+                   last_error_at timestamptz, senders jsonb)
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.status(); END;
 

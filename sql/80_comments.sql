@@ -18,14 +18,11 @@ BEGIN
 END $$;
 
 COMMENT ON SCHEMA webhook IS 'Tables, views and functions of the extension webhook.';
-COMMENT ON ROUTINE webhook.add_tally IS 'Adds the counts of the worker to webhook.tally.';
 COMMENT ON ROUTINE webhook.address_name IS 'The name in an address.';
 COMMENT ON ROUTINE webhook.address_tenant IS 'The tenant in an address; null for none.';
 COMMENT ON ROUTINE webhook.addressed_endpoints IS
     'The endpoints of an address, which may name all of a tenant.';
 COMMENT ON ROUTINE webhook.adopt IS 'The work of webhook_adopt().';
-COMMENT ON ROUTINE webhook.agenda IS
-    'The next page of endpoints with deliveries in the queue, and when each is due.';
 COMMENT ON ROUTINE webhook.alert_about IS 'An alert, until webhook.alert has it.';
 COMMENT ON ROUTINE webhook.api IS 'The API as a table.';
 COMMENT ON ROUTINE webhook.api_schema IS
@@ -35,8 +32,6 @@ COMMENT ON ROUTINE webhook.backoff_delay(p webhook.policy, attempts integer, ret
     'The delay before the next attempt under a policy.';
 COMMENT ON ROUTINE webhook.backoff_delay(policy_name text, attempts integer, retry_after interval) IS
     'The delay before the next attempt under a policy.';
-COMMENT ON ROUTINE webhook.begin_sender IS
-    'Begins a run of a sender: takes its number, and a lock on it for the session.';
 COMMENT ON ROUTINE webhook.call_followers IS
     'Makes deliveries due that waited for the turn of their ordering key.';
 COMMENT ON ROUTINE webhook.cancel_superseded IS
@@ -52,7 +47,6 @@ COMMENT ON ROUTINE webhook.close_breaker IS
 COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed.';
 COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker to its next probe.';
 COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
-COMMENT ON ROUTINE webhook.dead_senders IS 'Runs of senders that did not end in order and do not go on.';
 COMMENT ON ROUTINE webhook.discard IS
     'Deletes dead letters with their attempts, and events that nothing needs any more.';
 COMMENT ON ROUTINE webhook.due IS 'When to ask for each of these endpoints again, and how many it may get.';
@@ -65,21 +59,13 @@ COMMENT ON ROUTINE webhook.emit_events IS
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
     'Emits a batch of changes, and counts those that cannot be emitted.';
 COMMENT ON ROUTINE webhook.end_catching_up IS 'Ends the bringing forward of retries where none is left.';
-COMMENT ON ROUTINE webhook.end_orphans IS
-    'Ends deliveries that wait for removed endpoints, as the removal says.';
-COMMENT ON ROUTINE webhook.end_senders IS 'Ends runs of senders that have left no claim, and their leases.';
 COMMENT ON ROUTINE webhook.endpoint_at IS 'The endpoint of an address; no row where there is none.';
 COMMENT ON ROUTINE webhook.endpoint_without_credentials IS 'An endpoint without URL, headers and template.';
 COMMENT ON ROUTINE webhook.error_in_words IS 'What an error of ours means, as a sentence.';
 COMMENT ON ROUTINE webhook.event_source IS 'The source of events, as CloudEvents say it.';
-COMMENT ON ROUTINE webhook.exchange IS
-    'Settles what a sender hands in and claims what it asks for, in one call.';
-COMMENT ON ROUTINE webhook.expire IS
-    'One step of retention: deletes finished deliveries, events and idempotency keys that are old enough.';
 COMMENT ON ROUTINE webhook.expire_overdue IS 'Fails deliveries past their expires_at.';
 COMMENT ON ROUTINE webhook.expire_kept_back IS
     'Fails deliveries that their endpoint kept back for longer than hold_for.';
-COMMENT ON ROUTINE webhook.expire_tally IS 'Deletes counters that are older than 48 hours.';
 COMMENT ON ROUTINE webhook.fail_queued IS 'Moves deliveries from the queue to the dead letters.';
 COMMENT ON ROUTINE webhook.filter_problem IS 'Why a filter is not valid; null where it is.';
 COMMENT ON ROUTINE webhook.filtered_document IS 'The document that filters are applied to.';
@@ -93,8 +79,6 @@ COMMENT ON ROUTINE webhook.forget IS
     'Deletes the attempts of deleted deliveries, and events that no delivery has any more.';
 COMMENT ON ROUTINE webhook.forget_removed_endpoint IS
     'Trigger: an endpoint that is inserted again was not removed.';
-COMMENT ON ROUTINE webhook.forget_removed_endpoints IS
-    'Forgets removed endpoints that no delivery and no counter has any more.';
 COMMENT ON ROUTINE webhook.forget_routes IS 'Lets every session forget its routes at commit.';
 COMMENT ON ROUTINE webhook.free_shares IS 'Shares of the endpoints that no living sender holds.';
 COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this database.';
@@ -119,7 +103,6 @@ COMMENT ON ROUTINE webhook.judge IS
     'Judges an outcome once: verdict, new status, next attempt and reason code.';
 COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.';
 COMMENT ON ROUTINE webhook.judgement IS 'What an outcome means for its delivery.';
-COMMENT ON ROUTINE webhook.keep_order IS 'Passes on turns of ordering keys that were missed.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders whose session lasts.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
@@ -163,13 +146,10 @@ COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, as GRANT is
 COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe.';
 COMMENT ON ROUTINE webhook.protect_policy IS
     'Trigger: keeps presets as they are, and policies that endpoints use.';
-COMMENT ON ROUTINE webhook.protocol IS 'The protocol between this SQL and the programs that call it.';
 COMMENT ON ROUTINE webhook.queue_for_some IS
     'Queues deliveries of an event for endpoints that were named or have a filter.';
 COMMENT ON ROUTINE webhook.queue_gauge IS 'Deliveries in the queue and due ones, counted up to a limit.';
 COMMENT ON ROUTINE webhook.queue_of IS 'The deliveries of an endpoint in the queue.';
-COMMENT ON ROUTINE webhook.raise_alerts IS
-    'Tells alerts by NOTIFY and events, and returns lines for the log.';
 COMMENT ON ROUTINE webhook.reason_in_words IS 'A reason code, for people.';
 COMMENT ON ROUTINE webhook.reason_of IS 'The reason code of an outcome that is no success.';
 COMMENT ON ROUTINE webhook.recall_only_route IS
@@ -178,7 +158,6 @@ COMMENT ON ROUTINE webhook.recall_routes IS
     'The routes that this session remembers; null where it remembers none.';
 COMMENT ON ROUTINE webhook.recognise_installation IS
     'Gives the installation a new id where the server is another one.';
-COMMENT ON ROUTINE webhook.recover IS 'Releases claims that no sender has any more.';
 COMMENT ON ROUTINE webhook.redact IS
     'Deletes the payload of an event and the answers to it from every table.';
 COMMENT ON ROUTINE webhook.refuse_null_payload IS 'Raises the error for a payload that is null.';
@@ -186,7 +165,6 @@ COMMENT ON ROUTINE webhook.refuse_size IS 'Raises the error for a payload that i
 COMMENT ON ROUTINE webhook.refuse_tenant IS 'Raises the error for a tenant that is not valid.';
 COMMENT ON ROUTINE webhook.refuse_update_of_leaf IS 'Trigger: refuses an UPDATE of a partition by name.';
 COMMENT ON ROUTINE webhook.release_lost IS 'Requeues claims of a lost worker; the attempt stays counted.';
-COMMENT ON ROUTINE webhook.release_shares IS 'Gives up shares of the endpoints.';
 COMMENT ON ROUTINE webhook.remember_removed_endpoint IS 'Trigger: notes the removal of an endpoint.';
 COMMENT ON ROUTINE webhook.remember_routes IS 'Lets this session remember the routes of an event type.';
 COMMENT ON ROUTINE webhook.remove_endpoint IS 'The work of webhook_remove_endpoint().';
@@ -215,6 +193,7 @@ COMMENT ON ROUTINE webhook.require_secret IS
 COMMENT ON ROUTINE webhook.retention_lag IS 'How far retention is behind; null where it is not.';
 COMMENT ON ROUTINE webhook.revoke_level IS 'The work of webhook_revoke().';
 COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret().';
+COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
 COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
     'URL, headers and secrets of endpoints, for the sender.';
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
@@ -222,6 +201,7 @@ COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
 COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: lets every session forget its routes.';
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
+COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, as people are told of them.';
 COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
 COMMENT ON ROUTINE webhook.set_followers_aside IS
     'Sets deliveries aside that wait for the turn of their ordering key, and returns the others.';
@@ -238,14 +218,10 @@ COMMENT ON ROUTINE webhook.superseded IS 'Deliveries that a new event supersedes
 COMMENT ON ROUTINE webhook.system_identifier IS 'The system identifier of the server.';
 COMMENT ON ROUTINE webhook.take_keys IS
     'Makes idempotency keys stand for new events, or returns the events that they stand for.';
-COMMENT ON ROUTINE webhook.take_shares IS
-    'What a sender holds of the shares, after it has taken its part of what is free.';
 COMMENT ON ROUTINE webhook.tell_passed_over IS 'A NOTICE about deliveries that cannot be sent again.';
 COMMENT ON ROUTINE webhook.template_problem IS
     'Why a template is not valid, and the remedy; no row where it is.';
 COMMENT ON ROUTINE webhook.time_in_words IS 'A time, for people.';
-COMMENT ON ROUTINE webhook.turn_away IS
-    'Ends due deliveries of endpoints whose open breaker does not hold them.';
 COMMENT ON ROUTINE webhook.unsent IS
     'The number of deliveries in the queue, asked before the extension is dropped.';
 COMMENT ON ROUTINE webhook.url_problem IS

@@ -8,6 +8,7 @@ use crate::agenda::{self, Agenda, LOCKED_RETRY, Wake};
 use crate::budget::Budget;
 use crate::housekeeping::Housekeeping;
 use crate::ledger::{Ending, Ledger};
+use crate::shares::Ring;
 use crate::store::{Exchanged, Store, Tally, Wishes};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
@@ -72,6 +73,7 @@ pub struct Engine<S, W> {
     pub(crate) admission: Admission,
     pub(crate) agenda: Agenda,
     pub(crate) next_look_at_shares: Instant,
+    pub(crate) ring: Ring,
     pub(crate) budget: Budget,
     pub(crate) tally: Tally,
     pub(crate) housekeeping: Housekeeping,
@@ -97,6 +99,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             ledger: Ledger::default(),
             agenda: Agenda::default(),
             next_look_at_shares: now,
+            ring: Ring::default(),
             budget: Budget::default(),
             tally: Tally::default(),
             housekeeping: Housekeeping::starting(now),
@@ -117,10 +120,6 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     pub fn hold(&mut self, hold: Option<Hold>) {
         self.hold = hold;
-    }
-
-    pub fn wake(&mut self, wake: Wake) {
-        self.agenda.wake(wake, Instant::now());
     }
 
     pub fn wire(&self) -> &W {
@@ -156,7 +155,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
                     self.errors_in_a_row = 0;
                 }
                 self.reruns = 0;
-                Ok(self.retain(pause))
+                Ok(self.retain(pause).min(self.ring_for_others(now)))
             }
             Err(trouble) => self.after(trouble),
         }

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::agenda::Wake;
 use crate::engine::{Engine, Hold};
 use crate::housekeeping::EVERY;
 use crate::ledger::Ending;
@@ -16,7 +17,50 @@ use crate::wire::Wire;
 const WHILE_THERE_ARE_OTHERS: Duration = Duration::from_secs(1);
 const WHILE_GIVING_UP: Duration = Duration::from_millis(50);
 
+/// Others need not be told more often.
+const BETWEEN_RINGS: Duration = Duration::from_millis(20);
+
+/// What is committed for other senders, who cannot see it themselves.
+#[derive(Default)]
+pub(crate) struct Ring {
+    is_due: bool,
+    last: Option<Instant>,
+}
+
+impl Ring {
+    fn pause(&self, now: Instant) -> Duration {
+        match (self.is_due, self.last) {
+            (false, _) => Duration::MAX,
+            (true, None) => Duration::ZERO,
+            (true, Some(last)) => (last + BETWEEN_RINGS).saturating_duration_since(now),
+        }
+    }
+}
+
 impl<S: Store, W: Wire> Engine<S, W> {
+    pub fn wake(&mut self, wake: Wake) {
+        let shares = self.agenda.shares();
+        self.ring.is_due |= match &wake {
+            Wake::Endpoint { id, .. } => !shares.serve(*id),
+            Wake::Anything => !shares.are_all(),
+        };
+        self.agenda.wake(wake, Instant::now());
+    }
+
+    /// Says when to come back for that.
+    pub(crate) fn ring_for_others(&mut self, now: Instant) -> Duration {
+        if self.hold != Some(Hold::Writing) && self.ring.pause(now).is_zero() {
+            self.ring = Ring {
+                is_due: false,
+                last: Some(now),
+            };
+            if let Err(trouble) = self.store.ring() {
+                self.complain(&trouble);
+            }
+        }
+        self.ring.pause(now)
+    }
+
     /// Trouble is told, and everything stays as it was for a while.
     pub(crate) fn look_at_shares(&mut self, now: Instant) {
         if self.hold == Some(Hold::Writing) || now < self.next_look_at_shares {
@@ -35,7 +79,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     fn take_shares(&mut self, now: Instant) -> Result<(), Trouble> {
         let sender = self.instance()?;
-        let found = self.store.take_shares(sender)?;
+        let found = self.store.take_shares(sender, self.in_flight())?;
         self.serve(&found);
         if found.are_all() {
             self.next_look_at_shares = now + self.config.poll_interval;

@@ -72,7 +72,8 @@ const TURN_AWAY: &str = "SELECT webhook.turn_away($1, $2)";
 const BEGIN_SENDER: &str = "SELECT webhook.begin_sender($1, $2, $3)";
 const END_SENDERS: &str = "SELECT webhook.end_senders($1)";
 const DEAD_SENDERS: &str = "SELECT pg_catalog.unnest(webhook.dead_senders())";
-const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take_shares($1) s";
+const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take_shares($1, $2) s";
+const RING: &str = "SELECT webhook.ring()";
 const RELEASE_SHARES: &str = "SELECT webhook.release_shares($1, $2)";
 /// The function is looked up in the catalog first: what is not there cannot be called.
 const EXAMINE: &str = "
@@ -80,7 +81,8 @@ const EXAMINE: &str = "
            pg_catalog.to_regprocedure('webhook.protocol()') IS NOT NULL
     FROM pg_catalog.pg_extension x WHERE x.extname = 'webhook'";
 const PROTOCOL: &str = "SELECT webhook.protocol()";
-const SURVEY: &str = "SELECT webhook.foreign_endpoints(), webhook.is_without_site(), webhook.longest_request_seconds()";
+const SURVEY: &str =
+    "SELECT foreign_endpoints, is_without_site, longest_request_seconds FROM webhook.survey()";
 const RECOVER: &str = "
     SELECT r.released, r.failed, r.locked,
            CASE WHEN r.after_event IS NOT NULL
@@ -95,7 +97,7 @@ const KEEP_ORDER: &str = "
         (p.position ->> 'follower_endpoint')::pg_catalog.int4, p.position ->> 'follower_key',
         (p.position ->> 'follower_event')::pg_catalog.uuid, $2) o";
 const END_ORPHANS: &str = "SELECT ended, after_endpoint FROM webhook.end_orphans($1, $2)";
-const EXPIRE_WAITING: &str = "SELECT webhook.expire_overdue($1) + webhook.expire_kept_back($1)";
+const EXPIRE_WAITING: &str = "SELECT webhook.expire_waiting($1)";
 const RETAIN: &str = "
     SELECT e.more, e.behind,
            pg_catalog.jsonb_build_object('sent_from', e.sent_from, 'failed_from', e.failed_from,
@@ -184,9 +186,17 @@ impl<C: Connection> Store for SqlStore<C> {
         Ok(rows.into_iter().map(|row| Row(row).int(0)).collect())
     }
 
-    fn take_shares(&mut self, sender: i32) -> Result<Shares, Trouble> {
-        let mut row = self.one(TAKE_SHARES, &[Parameter::Int(Some(sender))])?;
+    fn take_shares(&mut self, sender: i32, in_flight: usize) -> Result<Shares, Trouble> {
+        let parameters = [
+            Parameter::Int(Some(sender)),
+            Parameter::Int(Some(int(in_flight))),
+        ];
+        let mut row = self.one(TAKE_SHARES, &parameters)?;
         read(&row.text(0).unwrap_or_default())
+    }
+
+    fn ring(&mut self) -> Result<(), Trouble> {
+        self.connection.run(RING, &[]).map(drop)
     }
 
     fn release_shares(&mut self, sender: i32, numbers: &[i32]) -> Result<(), Trouble> {

@@ -27,7 +27,9 @@ pub trait Store {
     /// Runs that are over and may have left claims.
     fn dead_senders(&mut self) -> Result<Vec<i32>, Trouble>;
     /// What this sender is to serve, after it has taken its part of what nobody serves.
-    fn take_shares(&mut self, sender: i32) -> Result<Shares, Trouble>;
+    fn take_shares(&mut self, sender: i32, in_flight: usize) -> Result<Shares, Trouble>;
+    /// Tells other senders that there may be something for them.
+    fn ring(&mut self) -> Result<(), Trouble>;
     fn release_shares(&mut self, sender: i32, numbers: &[i32]) -> Result<(), Trouble>;
 
     /// Whether the SQL is there, and which. Asks for nothing that is part of it.

@@ -25,6 +25,7 @@ struct Scripted {
     shares: Option<Shares>,
     released_shares: Vec<i32>,
     upkeep: usize,
+    rings: usize,
 }
 
 fn shares(total: i32, kept: &[i32], given_up: &[i32]) -> Shares {
@@ -66,8 +67,13 @@ impl Store for Scripted {
         Ok(Vec::new())
     }
 
-    fn take_shares(&mut self, _: i32) -> Result<Shares, Trouble> {
+    fn take_shares(&mut self, _: i32, _: usize) -> Result<Shares, Trouble> {
         Ok(self.shares.clone().unwrap_or_else(|| shares(1, &[0], &[])))
+    }
+
+    fn ring(&mut self) -> Result<(), Trouble> {
+        self.rings += 1;
+        Ok(())
     }
 
     fn release_shares(&mut self, _: i32, numbers: &[i32]) -> Result<(), Trouble> {
@@ -538,4 +544,37 @@ fn without_room_for_a_single_request_a_sender_ends_its_run_when_nothing_is_in_fl
     engine.next_look_at_shares = Instant::now();
     engine.turn().unwrap();
     assert_eq!(engine.instance, None);
+}
+
+#[test]
+fn others_are_told_of_what_is_theirs_and_not_more_often_than_they_need() {
+    let mut engine = engine(Scripted {
+        shares: Some(shares(2, &[1], &[])),
+        ..Scripted::default()
+    });
+    let committed = |id| Wake::Endpoint {
+        id,
+        due_in: Duration::ZERO,
+    };
+    engine.turn().unwrap();
+    engine.wake(committed(1));
+    engine.turn().unwrap();
+    assert_eq!(engine.store.rings, 0, "that is its own");
+    engine.wake(committed(2));
+    engine.turn().unwrap();
+    assert_eq!(engine.store.rings, 1);
+    engine.wake(committed(2));
+    engine.wake(Wake::Anything);
+    let pause = engine.turn().unwrap();
+    assert_eq!(engine.store.rings, 1);
+    assert!(pause <= Duration::from_millis(20), "{pause:?}");
+}
+
+#[test]
+fn a_sender_that_is_alone_tells_nobody() {
+    let mut engine = engine(Scripted::default());
+    engine.turn().unwrap();
+    engine.wake(Wake::Anything);
+    engine.turn().unwrap();
+    assert_eq!(engine.store.rings, 0);
 }

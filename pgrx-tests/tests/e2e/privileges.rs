@@ -6,12 +6,13 @@ use serde_json::json;
 use webhook_e2e::database::refusal;
 use webhook_e2e::{Answer, Cluster, Database, Receiver, worker};
 
-const LEVELS: [&str; 4] = ["emit", "read", "operate", "admin"];
+const LEVELS: [&str; 5] = ["emit", "read", "operate", "admin", "relay"];
 const NOBODY: &[&str] = &[];
 const EMIT: &[&str] = &["emit", "admin"];
 const READ: &[&str] = &["read", "operate", "admin"];
 const OPERATE: &[&str] = &["operate", "admin"];
 const ADMIN: &[&str] = &["admin"];
+const RELAY: &[&str] = &["relay", "admin"];
 
 /// A database with an endpoint, one role for each level, and the event of a dead letter.
 struct Stage {
@@ -128,6 +129,16 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (ADMIN, "UPDATE webhook.event SET payload = '{}'".into()),
         (ADMIN, "SELECT webhook.wake()".into()),
         (ADMIN, "SELECT nextval('webhook.sender_id_seq')".into()),
+        // What a sender calls.
+        (RELAY, "SELECT webhook.protocol(), webhook.survey(), webhook.dead_senders()".into()),
+        (RELAY, "SELECT webhook.take_shares(webhook.begin_sender('relay', NULL, NULL), 0)".into()),
+        (RELAY, "SELECT webhook.release_shares(0, '{0}'), webhook.end_senders('{0}')".into()),
+        (RELAY, "SELECT webhook.agenda(0, 10), webhook.turn_away('{}', 10), webhook.recover(0, '{}', '{}')".into()),
+        (RELAY, "SELECT webhook.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 1, '{1}', '{1}', '{1000}', 1000)".into()),
+        (RELAY, "SELECT webhook.keep_order(NULL, NULL, NULL, NULL, NULL, 10), webhook.end_orphans(0, 10)".into()),
+        (RELAY, "SELECT webhook.expire_waiting(10), webhook.expire(10, NULL, NULL, NULL, NULL)".into()),
+        (RELAY, "SELECT webhook.expire_tally(0, 10), webhook.forget_removed_endpoints(0, 10)".into()),
+        (RELAY, "SELECT webhook.raise_alerts(), webhook.add_tally('{}', '{}', '{}', '{}', '{}', '{}')".into()),
         // What runs as the worker, or gives privileges away, is nobody's but the owner's.
         (NOBODY, "CREATE TRIGGER mine AFTER INSERT ON webhook.attempt EXECUTE FUNCTION suppress_redundant_updates_trigger()".into()),
         (NOBODY, "CREATE TABLE webhook.mine ()".into()),
@@ -330,7 +341,7 @@ fn a_role_or_level_that_does_not_exist_is_refused() {
         assert_eq!(refusal.message(), "level \"owner\" does not exist");
         assert_eq!(
             refusal.hint(),
-            Some("The levels are emit, read, operate and admin.")
+            Some("The levels are emit, read, operate, admin and relay.")
         );
         for (role, shown) in [("NULL", "<NULL>"), ("'nobody at all'", "nobody at all")] {
             let refusal = database.refusal(&format!("SELECT {call}({role}, 'read')"));

@@ -1,6 +1,9 @@
 //! Which sender serves which endpoints, whoever comes and goes.
 
+use std::time::Duration;
+
 use postgres::Client;
+use postgres::fallible_iterator::FallibleIterator;
 use serde_json::json;
 use webhook_e2e::{Cluster, Database, Receiver, database, wait, worker};
 
@@ -22,7 +25,7 @@ impl Sender {
 
     /// What it is to serve, and what to give up.
     fn shares(&mut self) -> (Vec<i32>, Vec<i32>) {
-        let take = "SELECT kept, given_up FROM webhook.take_shares($1)";
+        let take = "SELECT kept, given_up FROM webhook.take_shares($1, 0)";
         let row = self.session.query_one(take, &[&self.id]).unwrap();
         (row.get(0), row.get(1))
     }
@@ -154,7 +157,7 @@ fn a_sender_that_has_lost_its_session_to_a_pooler_is_refused() {
     let database = cluster.database("pooled");
     let sender = Sender::begin(&database);
     let mut other = database.connect();
-    let take = format!("SELECT webhook.take_shares({})", sender.id);
+    let take = format!("SELECT webhook.take_shares({}, 0)", sender.id);
     let refusal = database::refusal(&mut other, &take);
     assert_eq!(refusal.code().code(), "55000");
     assert!(refusal.hint().unwrap_or_default().contains("pooler"));
@@ -166,7 +169,8 @@ fn a_sender_that_keeps_its_shares_writes_nothing() {
     let database = cluster.database("at_rest");
     let mut sender = Sender::begin(&database);
     sender.kept();
-    let wrote = "SELECT pg_current_xact_id_if_assigned() IS NOT NULL FROM webhook.take_shares($1)";
+    let wrote =
+        "SELECT pg_current_xact_id_if_assigned() IS NOT NULL FROM webhook.take_shares($1, 0)";
     for _ in 0..3 {
         let row = sender.session.query_one(wrote, &[&sender.id]).unwrap();
         assert!(!row.get::<_, bool>(0));
@@ -190,6 +194,10 @@ fn the_worker_gives_its_endpoints_up_where_it_may_have_nothing_in_flight_and_tak
     assert!(reason.contains("webhook.max_in_flight"), "{reason}");
     let mut relay = Sender::begin(&database);
     assert_eq!(relay.kept(), [0]);
+    database.wait_until(
+        r#"SELECT state = 'running' AND senders @> '[{"kind": "relay", "host": "elsewhere", "in_flight": 0, "shares": 1}]'
+           FROM webhook_status()"#,
+    );
     let event = database.emit("order.created", json!({}));
 
     cluster.configure("webhook.max_in_flight = 10");
@@ -199,4 +207,34 @@ fn the_worker_gives_its_endpoints_up_where_it_may_have_nothing_in_flight_and_tak
     drop(relay);
     database.wait_for_status(event, "SENT");
     assert_eq!(worker::pid(&database), pid);
+}
+
+#[test]
+fn the_worker_tells_relays_of_commits_and_emitters_do_not() {
+    let cluster = divided(1);
+    let database = cluster.database("told");
+    database.add_endpoint("orders", &Receiver::closed_url());
+    database.wait_until("SELECT state = 'held' FROM webhook_status()");
+    let mut relay = Sender::begin(&database);
+    assert_eq!(relay.kept(), [0]);
+    relay.session.batch_execute("LISTEN webhook_due").unwrap();
+
+    let mut emitter = database.connect();
+    let emitter_pid: i32 = emitter
+        .query_one("SELECT pg_backend_pid()", &[])
+        .unwrap()
+        .get(0);
+    database::emit(&mut emitter, "order.created", json!({}));
+    let told = wait::until("a relay is told", || {
+        relay.session.is_valid(Duration::from_secs(5)).unwrap();
+        relay
+            .session
+            .notifications()
+            .iter()
+            .next()
+            .unwrap()
+            .ok_or("not yet")
+    });
+    assert_eq!((told.channel(), told.payload()), ("webhook_due", ""));
+    assert_ne!(told.process_id(), emitter_pid);
 }
