@@ -69,6 +69,9 @@ pub fn claim_of(client: &mut impl GenericClient, instance: i32, endpoint: i32) -
     claim(client, instance, &[wish])
 }
 
+/// No session is this sender.
+pub const NOBODY: i32 = 1_000_000;
+
 /// All that is due at the first endpoint, in the order of its emission.
 #[track_caller]
 pub fn claim_due(database: &Database) -> Vec<Claim> {
@@ -76,7 +79,7 @@ pub fn claim_due(database: &Database) -> Vec<Claim> {
         endpoint: database.query_one_value("SELECT min(id) FROM webhook.endpoint"),
         capacity: 100,
     };
-    let mut claims = claim(&mut database.connect(), 1, &[wish]);
+    let mut claims = claim(&mut database.connect(), NOBODY, &[wish]);
     claims.sort_by_key(|claim| claim.event);
     claims
 }

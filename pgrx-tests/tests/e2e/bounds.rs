@@ -117,7 +117,7 @@ fn lost_claims_are_found_page_by_page_and_each_page_reads_no_more() {
         "SELECT count(*) FROM webhook_emit_many('order.created', array_fill('{{}}'::jsonb, ARRAY[{QUEUED}]))"
     ));
     database.execute_as_engine(
-        "UPDATE webhook.delivery_queue SET status = 'SENDING', attempts = 1, claimed_by = 1, claimed_at = now()
+        "UPDATE webhook.delivery_queue SET status = 'SENDING', attempts = 1, claimed_by = 1000000, claimed_at = now()
          WHERE event_id IN (SELECT event_id FROM webhook.delivery_queue WHERE random() < 0.01)",
     );
     let claims = count(

@@ -224,7 +224,7 @@ fn a_lost_claim_keeps_its_turn() {
     let database = idle(cluster, "");
     let [first, second] = emit_some(&database, "a");
     assert_eq!(next(&database), [first]);
-    // Nobody holds the lock of instance 1.
+    // No session is the sender that has claimed it.
     database.execute_as_engine("SELECT webhook.recover(2, '{}', '{}')");
     assert_eq!(next(&database), [first]);
     settle(&database, first, 200);
