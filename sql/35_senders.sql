@@ -128,6 +128,18 @@ CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS 
                           WHERE h.sender_id = ANY (living) AND (h.number = s.number OR h.total <> free_shares.total));
     END;
 
+-- The settings that a sender goes by which is not the worker, and so does not have them.
+CREATE OR REPLACE FUNCTION webhook.sender_settings() RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN jsonb_build_object(
+        'enabled', webhook.setting('enabled')::boolean,
+        'poll_interval_ms', (extract(epoch FROM webhook.setting('poll_interval')::interval) * 1000)::bigint,
+        'stale_after_ms', (extract(epoch FROM webhook.setting('stale_after')::interval) * 1000)::bigint,
+        'allow_networks', webhook.setting('allow_networks'), 'deny_networks', webhook.setting('deny_networks'),
+        'allow_ports', webhook.setting('allow_ports'), 'require_https', webhook.setting('require_https'));
+END $$;
+
 -- Tells other senders that something was committed for them, which they cannot see by themselves: the worker does, at a pace of its
 -- own, so that no emitter touches the queue of notifications, whose lock all who commit with one wait for.
 CREATE OR REPLACE FUNCTION webhook.ring() RETURNS void

@@ -174,6 +174,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
              'Tells alerts by NOTIFY and events, and returns lines for the log.'),
             ('part', 'recover', 'relay', 'Releases claims that no sender has any more.'),
             ('part', 'release_shares', 'relay', 'Gives up shares of the endpoints.'),
+            ('part', 'sender_settings', 'relay', 'The settings that a relay goes by.'),
             ('part', 'survey', 'relay', 'What a sender looks at every few seconds.'),
             ('part', 'take_shares', 'relay',
              'What a sender holds of the shares, after it has taken its part of what is free.'),

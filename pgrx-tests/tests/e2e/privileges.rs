@@ -130,9 +130,9 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (ADMIN, "SELECT webhook.wake()".into()),
         (ADMIN, "SELECT nextval('webhook.sender_id_seq')".into()),
         // What a sender calls.
-        (RELAY, "SELECT webhook.protocol(), webhook.survey(), webhook.dead_senders()".into()),
+        (RELAY, "SELECT webhook.protocol(), webhook.survey(), webhook.sender_settings()".into()),
         (RELAY, "SELECT webhook.take_shares(webhook.begin_sender('relay', NULL, NULL), 0)".into()),
-        (RELAY, "SELECT webhook.release_shares(0, '{0}'), webhook.end_senders('{0}')".into()),
+        (RELAY, "SELECT webhook.dead_senders(), webhook.release_shares(0, '{0}'), webhook.end_senders('{0}')".into()),
         (RELAY, "SELECT webhook.agenda(0, 10), webhook.turn_away('{}', 10), webhook.recover(0, '{}', '{}')".into()),
         (RELAY, "SELECT webhook.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 1, '{1}', '{1}', '{1000}', 1000)".into()),
         (RELAY, "SELECT webhook.keep_order(NULL, NULL, NULL, NULL, NULL, 10), webhook.end_orphans(0, 10)".into()),

@@ -210,6 +210,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.resume",
             "webhook.rotate_secret",
             "webhook.routes_changed",
+            "webhook.sender_settings",
             "webhook.set_endpoint",
             "webhook.status",
             "webhook.survey",
