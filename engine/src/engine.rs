@@ -226,7 +226,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             pause = self.hand_in(&wishes)?;
         }
         if self.hold.is_some() {
-            return Ok(pause.min(self.housekeeping.pause(now)));
+            return Ok(pause.min(self.until_housekeeping(now)));
         }
         Ok(pause.min(self.turn_away(now)).min(self.until_next(now)))
     }
@@ -421,7 +421,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         });
         next.min(self.config.poll_interval)
             .min(self.next_look_at_shares.saturating_duration_since(now))
-            .min(self.housekeeping.pause(now))
+            .min(self.until_housekeeping(now))
     }
 }
 

@@ -59,30 +59,45 @@ impl Housekeeping {
         self.next_alerts.get_or_insert(earliest.max(Instant::now()));
     }
 
-    /// What is due is done at once; of what is not, only some ends a sleep.
-    pub fn pause(&self, now: Instant) -> Duration {
-        let expiry = self.expiry_goes_on.then_some(self.next_expiry);
-        let urgent = [self.next_alerts, expiry, self.recovery.goes_on_at()];
-        let all = [self.next_survey, self.next_expiry, self.recovery.next];
-        let due = all.into_iter().filter(|next| *next <= now);
-        let next = due.chain(urgent.into_iter().flatten()).min();
+    /// What is due is done at once; of what is not, only some ends a sleep. Nobody stays awake for what may not be done.
+    fn pause(&self, duties: Duties, now: Instant) -> Duration {
+        let mut due = vec![self.next_survey];
+        let mut urgent = Vec::new();
+        if duties.upkeep {
+            due.push(self.next_expiry);
+            urgent.extend(self.next_alerts);
+            urgent.extend(self.expiry_goes_on.then_some(self.next_expiry));
+        }
+        if duties.recovery {
+            due.push(self.recovery.next);
+            urgent.extend(self.recovery.goes_on_at());
+        }
+        due.retain(|next| *next <= now);
+        let next = due.into_iter().chain(urgent).min();
         next.map_or(Duration::MAX, |next| next.saturating_duration_since(now))
     }
+}
+
+/// What a sender may do now, beside its survey.
+#[derive(Clone, Copy)]
+struct Duties {
+    upkeep: bool,
+    recovery: bool,
 }
 
 impl<S: Store, W: Wire> Engine<S, W> {
     /// Trouble here must not keep deliveries back: it is reported, and tried again after a while.
     pub(crate) fn keep_house(&mut self, now: Instant) -> Result<(), End> {
-        let keeps_house = self.agenda.shares().keep_house() && self.hold != Some(Hold::Writing);
+        let duties = self.duties();
         let house = &mut self.housekeeping;
         let done = if now >= house.next_survey {
             house.next_survey = now + EVERY;
             self.survey(now)?
-        } else if keeps_house && house.next_alerts.is_some_and(|at| now >= at) {
+        } else if duties.upkeep && house.next_alerts.is_some_and(|at| now >= at) {
             self.raise_alerts(now)
-        } else if keeps_house && now >= house.next_expiry {
+        } else if duties.upkeep && now >= house.next_expiry {
             self.expire_waiting(now)
-        } else if self.hold.is_none() && now >= house.recovery.next {
+        } else if duties.recovery && now >= house.recovery.next {
             self.recover(now)
         } else {
             Ok(())
@@ -91,6 +106,17 @@ impl<S: Store, W: Wire> Engine<S, W> {
             self.complain(&trouble);
         }
         Ok(())
+    }
+
+    fn duties(&self) -> Duties {
+        Duties {
+            upkeep: self.agenda.shares().keep_house() && self.hold != Some(Hold::Writing),
+            recovery: self.hold.is_none(),
+        }
+    }
+
+    pub(crate) fn until_housekeeping(&self, now: Instant) -> Duration {
+        self.housekeeping.pause(self.duties(), now)
     }
 
     /// What changes seldom and tells nobody.
