@@ -7,16 +7,16 @@ CREATE OR REPLACE FUNCTION webhook.next_look_at_breaker(b webhook.breaker, is_se
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     when_open text := (webhook.policy_of(policy_name)).when_open;
+    test_due_at timestamptz;
 BEGIN
     turns_away := false;
     IF b.test_event_id IS NOT NULL THEN
-        SELECT q.next_attempt_at INTO due_at FROM webhook.delivery_queue q
+        SELECT q.next_attempt_at INTO test_due_at FROM webhook.delivery_queue q
         WHERE q.event_id = b.test_event_id AND q.endpoint_id = b.endpoint_id AND q.status = 'PENDING';
     END IF;
-    IF due_at IS NOT NULL THEN
+    IF test_due_at <= now() OR NOT is_served THEN
+        due_at := test_due_at;
         RETURN;
-    ELSIF NOT is_served THEN
-        due_at := NULL;
     ELSIF b.state = 'CLOSED' THEN
         due_at := CASE WHEN b.retries_before IS NULL THEN first_due ELSE least(first_due, now()) END;
     ELSIF webhook.probe_is_due(b) THEN
@@ -35,6 +35,8 @@ BEGIN
                                      ORDER BY q.next_attempt_at, q.event_id LIMIT 1));
         END IF;
     END IF;
+    -- A test that waits keeps nothing else back.
+    due_at := least(due_at, test_due_at);
 END $$;
 
 -- What `skip` cancels when it is due: emitted since the breaker opened, and since then neither tried nor asked for by a person,
