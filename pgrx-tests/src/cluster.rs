@@ -78,6 +78,7 @@ fn directory(variable: &str, option: &str) -> PathBuf {
 
 static SHARED: OnceLock<Cluster> = OnceLock::new();
 static IDLE: OnceLock<Cluster> = OnceLock::new();
+static RELAYED: OnceLock<Cluster> = OnceLock::new();
 
 pub struct Cluster {
     programs: PathBuf,
@@ -250,6 +251,15 @@ impl Cluster {
         })
     }
 
+    /// The same for tests of senders outside of the server: its workers leave delivery to them.
+    pub fn relayed() -> &'static Cluster {
+        RELAYED.get_or_init(|| {
+            remove_shared_at_exit();
+            let relayed = Cluster::builder().setting("webhook.max_in_flight = 0");
+            relayed.setting("jit = off").setting(NEVER_CRASHES).start()
+        })
+    }
+
     /// A new database with the extension and its test policy.
     pub fn database(&self, prefix: &str) -> Database {
         if self.is_shared() {
@@ -290,6 +300,12 @@ impl Cluster {
         config.host(HOST).port(self.port).user(&self.superuser);
         config.connect_timeout(wait::DEADLINE).dbname(database);
         config
+    }
+
+    /// The same as a text.
+    pub fn address(&self, database: &str) -> String {
+        let (port, user) = (self.port, &self.superuser);
+        format!("host={HOST} port={port} user={user} dbname={database}")
     }
 
     #[track_caller]
@@ -434,7 +450,9 @@ impl Cluster {
     }
 
     fn is_shared(&self) -> bool {
-        let mut shared = [&SHARED, &IDLE].into_iter().filter_map(OnceLock::get);
+        let mut shared = [&SHARED, &IDLE, &RELAYED]
+            .into_iter()
+            .filter_map(OnceLock::get);
         shared.any(|shared| ptr::eq(shared, self))
     }
 
@@ -444,7 +462,10 @@ impl Cluster {
 }
 
 extern "C" fn remove_shared() {
-    for cluster in [&SHARED, &IDLE].into_iter().filter_map(OnceLock::get) {
+    for cluster in [&SHARED, &IDLE, &RELAYED]
+        .into_iter()
+        .filter_map(OnceLock::get)
+    {
         cluster.server.as_ref().inspect(|server| server.quit());
         cluster.directory.remove();
     }

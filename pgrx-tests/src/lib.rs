@@ -19,6 +19,7 @@ pub mod raw_receiver;
 pub mod receiver;
 pub mod reference;
 pub mod released;
+pub mod scripted;
 pub mod story;
 pub mod template;
 pub mod verifier;

@@ -1,13 +1,17 @@
-//! The breaker in SQL against a model of it, written from the documentation alone and applied one outcome at a time:
-//! random policies, random outcomes in batches of random size and order, probes, tests, and people who interfere. After
-//! each step every breaker, endpoint, delivery and alert must be as the model has it.
+//! The engine, over the relay's session, and the breaker in SQL against a model written from the documentation alone and
+//! applied one outcome at a time: random policies, random outcomes in batches of random size and order, probes, tests, and
+//! people who interfere. After each step every breaker, endpoint, delivery and alert must be as the model has it.
 
 mod model;
 
-use postgres::{Client, Row, Transaction};
+use postgres::Row;
 use uuid::Uuid;
-use webhook_e2e::engine::{self, Claim, Outcome, Wish};
+use webhook_delivery::Key;
+use webhook_e2e::Cluster;
+use webhook_e2e::engine::{Outcome, Wish};
 use webhook_e2e::random::{self, Random};
+use webhook_e2e::scripted::{self, Engine, Exchange, Transaction};
+use webhook_engine::Wake;
 
 use model::{Alert, Breaker, Delivery, Endpoint, Policy, SECOND, closed};
 
@@ -18,15 +22,16 @@ const ROUNDS: usize = 12;
 
 #[test]
 fn sql_moves_the_breaker_as_the_model_does() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::relayed();
     let database = cluster.database("model");
-    let mut client = database.connect();
-    random::for_each_seed(CASES, |random| Case::run(&mut client, random));
+    let transaction = Transaction::connect(cluster, &database);
+    random::for_each_seed(CASES, |random| Case::run(&transaction, random));
 }
 
-struct Case<'a, 'b> {
+struct Case<'a> {
     random: Random,
-    transaction: &'a mut Transaction<'b>,
+    transaction: &'a Transaction,
+    engine: Engine,
     /// What happens before the next claim, as one script.
     script: String,
     now: i64,
@@ -35,15 +40,16 @@ struct Case<'a, 'b> {
     deliveries: Vec<Delivery>,
 }
 
-impl Case<'_, '_> {
+impl Case<'_> {
     /// In a transaction that is rolled back: its clock stands still, and no case sees another's rows.
-    fn run(client: &mut Client, random: Random) {
-        let mut transaction = client.transaction().unwrap();
+    fn run(transaction: &Transaction, random: Random) {
+        transaction.execute("BEGIN");
         let now = "SELECT (extract(epoch FROM now()) * 1000000)::bigint";
-        let now = transaction.query_one(now, &[]).unwrap().get(0);
+        let now = transaction.query(now, &[])[0].get(0);
         let mut case = Case {
             random,
-            transaction: &mut transaction,
+            transaction,
+            engine: scripted::engine(transaction),
             script: String::new(),
             now,
             policies: Vec::new(),
@@ -57,10 +63,11 @@ impl Case<'_, '_> {
                 case.interfere(place);
             }
             case.run_script();
-            case.claim();
-            case.settle();
+            case.end_some();
+            case.turn();
             case.compare();
         }
+        transaction.execute("ROLLBACK");
     }
 
     /// Under ids that no other case has, since an index keeps for a while what was rolled back.
@@ -74,8 +81,9 @@ impl Case<'_, '_> {
         for place in 0..ENDPOINTS {
             let (id, policy) = ((first_id + place) as i32, self.random.below(POLICIES));
             self.script += &format!(
-                "INSERT INTO webhook.endpoint (id, name, url, policy)
-                 VALUES ({id}, 'endpoint_{id}', 'http://127.0.0.1:9/', 'policy_{policy}');"
+                "INSERT INTO webhook.endpoint (id, name, url, policy, max_in_flight)
+                 VALUES ({id}, 'endpoint_{id}', 'http://127.0.0.1:9/', 'policy_{policy}', {});",
+                1 + self.random.below(7)
             );
             self.endpoints.push(Endpoint {
                 id,
@@ -91,8 +99,7 @@ impl Case<'_, '_> {
 
     #[track_caller]
     fn run_script(&mut self) {
-        let done = self.transaction.batch_execute(&self.script);
-        done.unwrap_or_else(|error| panic!("{}: {error:?}", self.script));
+        self.transaction.execute(&self.script);
         self.script.clear();
     }
 
@@ -258,18 +265,76 @@ impl Case<'_, '_> {
             .collect()
     }
 
-    fn claim(&mut self) {
-        let wishes: Vec<Wish> = (self.endpoints.iter())
-            .map(|endpoint| Wish {
-                endpoint: endpoint.id,
-                capacity: self.random.below(8) as i32,
-            })
-            .collect();
-        let mut claimed = engine::claim(self.transaction, 1, &wishes);
+    /// Requests end, in any order, and others are held back, so that the engine may withdraw them.
+    fn end_some(&mut self) {
+        let mut out = self.engine.wire().in_flight();
+        out.sort_unstable();
+        self.random.shuffle(&mut out);
+        let ended = self.random.below(out.len() + 1);
+        let good = self.random.one_of(&[10, 10, 50, 90]);
+        for (place, mut claim) in out.into_iter().enumerate() {
+            if place < ended {
+                let outcome = self.random_outcome(good);
+                // The result of an earlier claim, or of one that this row never had, must change nothing.
+                claim.claim_seq -= i64::from(self.random.chance(5));
+                self.engine.wire().end(claim, &outcome);
+            } else if self.random.chance(30) {
+                self.engine.wire().hold_back(claim);
+            }
+        }
+        if self.random.chance(20) {
+            self.engine.withdraw_waiting();
+        }
+    }
 
+    fn turn(&mut self) {
+        let in_want = self.in_want();
+        let closed = |endpoint: &Endpoint| endpoint.breaker.is_closed();
+        let were_closed: Vec<bool> = self.endpoints.iter().map(closed).collect();
+        self.engine.wake(Wake::Anything);
+        self.engine.turn().expect("nothing ends the engine");
+        let exchanges = self.engine.store().connection.take_exchanges();
+        assert!(exchanges.len() <= 1, "a turn is one exchange");
+        for exchange in exchanges {
+            self.settle(&exchange);
+            self.claim(&exchange.wishes);
+            for endpoint in &in_want {
+                let is_wished = |wish: &Wish| wish.endpoint == *endpoint;
+                assert!(
+                    exchange.wishes.iter().any(is_wished),
+                    "{endpoint} is passed over"
+                );
+            }
+        }
+        for (endpoint, was_closed) in self.endpoints.iter().zip(were_closed) {
+            if was_closed && !endpoint.breaker.is_closed() {
+                let held_back = self.engine.wire().held_back();
+                assert!(held_back.iter().all(|claim| claim.endpoint != endpoint.id));
+            }
+        }
+    }
+
+    /// Endpoints that may be sent something, and have nothing in flight.
+    fn in_want(&self) -> Vec<i32> {
+        let in_flight = self.engine.wire().in_flight();
+        let is_idle = |id| in_flight.iter().all(|claim| claim.endpoint != id);
+        let places = (0..ENDPOINTS).filter(|place| is_idle(self.endpoints[*place].id));
+        let wanting = places.filter(|place| {
+            let test = self.endpoints[*place].breaker.test;
+            let is_test = |d: &Delivery| d.is_due(self.now) && Some(d.event) == test;
+            !self.due(*place, 1).is_empty()
+                || self.next_probe(*place).is_some()
+                || self.deliveries.iter().any(is_test)
+        });
+        wanting.map(|place| self.endpoints[place].id).collect()
+    }
+
+    fn claim(&mut self, wishes: &[Wish]) {
         let mut picked: Vec<usize> = Vec::new();
-        for (place, wish) in wishes.iter().enumerate() {
-            picked.extend(self.due(place, wish));
+        for wish in wishes {
+            let place = self.endpoints.iter().position(|e| e.id == wish.endpoint);
+            let place = place.expect("it is one of ours");
+            picked.extend(self.due(place, wish.capacity as usize));
             picked.extend(self.probe(place));
             let test = self.endpoints[place].breaker.test;
             picked.extend(
@@ -287,13 +352,14 @@ impl Case<'_, '_> {
             delivery.claim_seq += 1;
             expected.push(delivery.claim());
         }
+        let mut claimed = self.engine.wire().take_submitted();
         claimed.sort_unstable();
         expected.sort_unstable();
         assert_eq!(claimed, expected);
     }
 
     /// The longest due first.
-    fn due(&self, place: usize, wish: &Wish) -> Vec<usize> {
+    fn due(&self, place: usize, capacity: usize) -> Vec<usize> {
         let Endpoint { id, breaker, .. } = &self.endpoints[place];
         if !self.endpoints[place].is_served() || !breaker.is_closed() {
             return Vec::new();
@@ -308,12 +374,12 @@ impl Case<'_, '_> {
                 self.deliveries[*place].event,
             )
         });
-        due.truncate(wish.capacity as usize);
+        due.truncate(capacity);
         due
     }
 
     /// Once the cooldown or the lease is over, and the old one is not under way any more: what has waited longest.
-    fn probe(&mut self, place: usize) -> Option<usize> {
+    fn next_probe(&self, place: usize) -> Option<usize> {
         let Endpoint { id, breaker, .. } = &self.endpoints[place];
         let is_under_way = self.deliveries.iter().any(|delivery| {
             delivery.endpoint == *id
@@ -329,12 +395,16 @@ impl Case<'_, '_> {
                 && !delivery.is_test
                 && (delivery.is_due(self.now) || delivery.waits_as("retry"))
         });
-        let oldest = waiting.into_iter().min_by_key(|place| {
+        waiting.into_iter().min_by_key(|place| {
             (
                 self.deliveries[*place].due_at,
                 self.deliveries[*place].event,
             )
-        })?;
+        })
+    }
+
+    fn probe(&mut self, place: usize) -> Option<usize> {
+        let oldest = self.next_probe(place)?;
         let delivery = &self.deliveries[oldest];
         let lease = self.policies[self.endpoints[place].policy].lease;
         let breaker = &mut self.endpoints[place].breaker;
@@ -357,43 +427,30 @@ impl Case<'_, '_> {
         }
     }
 
-    fn settle(&mut self) {
-        let mut out = self.places(Delivery::is_sending);
-        self.random.shuffle(&mut out);
-        out.truncate(1 + self.random.below(out.len() + 1));
-        let good = self.random.one_of(&[10, 10, 50, 90]);
-        let mut batch: Vec<(usize, Claim, Outcome)> = Vec::new();
-        for place in out {
-            let outcome = self.random_outcome(good);
-            let mut claim = self.deliveries[place].claim();
-            // The result of an earlier claim, or of one that this row never had, must change nothing.
-            claim.claim_seq -= i64::from(self.random.chance(5));
-            batch.push((place, claim, outcome));
-        }
-        let handed_in: Vec<_> = (batch.iter())
-            .map(|(_, claim, outcome)| (*claim, outcome.clone()))
-            .collect();
-        let settled = engine::settle(self.transaction, &handed_in);
-        assert_eq!(settled.locked, [], "nobody locks anything here");
+    fn settle(&mut self, exchange: &Exchange) {
+        assert_eq!(exchange.settled.locked, [], "nobody locks anything here");
+        let mut batch: Vec<&(Key, Outcome)> = exchange.endings.iter().collect();
 
         // Those that ended at the same time in the order in which they were handed in.
         let now = self.now;
         let ended_at = |outcome: &Outcome| now - (outcome.age_ms * 1e3) as i64;
-        batch.sort_by_key(|(_, _, outcome)| ended_at(outcome));
-        for (place, claim, outcome) in batch {
-            let delivery = &mut self.deliveries[place];
-            if delivery.claim_seq != claim.claim_seq {
-                continue;
-            }
+        batch.sort_by_key(|(_, outcome)| ended_at(outcome));
+        for (key, outcome) in batch {
+            let delivery = (self.deliveries.iter_mut()).find(|delivery| {
+                (delivery.event, delivery.endpoint) == (key.event_id, key.endpoint_id)
+                    && delivery.claim_seq == key.claim_seq
+                    && delivery.is_sending()
+            });
+            let Some(delivery) = delivery else { continue };
             let endpoint = (self.endpoints.iter_mut())
                 .find(|endpoint| endpoint.id == delivery.endpoint)
                 .expect("it is one of ours");
             let policy = &self.policies[endpoint.policy];
-            let verdict = policy.verdict(&outcome);
-            let at = ended_at(&outcome);
+            let verdict = policy.verdict(outcome);
+            let at = ended_at(outcome);
             delivery.settle(policy, verdict, at);
             let ended = delivery.status == "FAILED";
-            endpoint.follow(policy, delivery, &outcome, verdict, ended, at);
+            endpoint.follow(policy, delivery, outcome, verdict, ended, at);
             endpoint.failed += i64::from(ended && !delivery.is_test);
             if delivery.status == "SENT" && !policy.keep_sent && !delivery.is_test {
                 delivery.status = "FORGOTTEN".to_owned();
@@ -411,13 +468,12 @@ impl Case<'_, '_> {
         if random.chance(good) {
             return Outcome::status(200, age_ms);
         }
-        match random.below(20) {
+        match random.below(18) {
             0..10 => Outcome::status(500 + random.below(5) as i32, age_ms),
             10..13 => Outcome::status(404, age_ms),
             13 => Outcome::status(410, age_ms),
             14..16 => Outcome::error("timeout", age_ms),
-            16..18 => Outcome::error("local", age_ms),
-            _ => Outcome::error("released", age_ms),
+            _ => Outcome::error("local", age_ms),
         }
     }
 
@@ -435,7 +491,7 @@ impl Case<'_, '_> {
                    (extract(epoch FROM b.probe_at) * 1000000)::bigint, (extract(epoch FROM b.retries_before) * 1000000)::bigint,
                    b.reason
             FROM webhook.endpoint e LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id ORDER BY e.id";
-        let rows = self.transaction.query(query, &[]).unwrap();
+        let rows = self.transaction.query(query, &[]);
         for (row, endpoint) in rows.iter().zip(&self.endpoints) {
             let breaker = match row.get::<_, Option<i32>>(1) {
                 Some(_) => stored_breaker(row),
@@ -452,7 +508,7 @@ impl Case<'_, '_> {
                    (extract(epoch FROM next_attempt_at) * 1000000)::bigint, wait_reason,
                    (extract(epoch FROM last_attempt_at) * 1000000)::bigint
             FROM webhook.delivery ORDER BY event_id, endpoint_id";
-        let rows = self.transaction.query(query, &[]).unwrap();
+        let rows = self.transaction.query(query, &[]);
         let stored: Vec<Delivery> = rows.iter().map(stored_delivery).collect();
         self.deliveries
             .sort_by_key(|delivery| (delivery.event, delivery.endpoint));
@@ -468,7 +524,7 @@ impl Case<'_, '_> {
                    coalesce(bool_and(webhook.is_reason(reason) AND error IS NOT NULL) FILTER (WHERE kind = 'failed'), true),
                    coalesce(sum(deliveries) FILTER (WHERE kind = 'failed'), 0)::bigint
             FROM webhook.endpoint e LEFT JOIN raised ON raised.endpoint_id = e.id GROUP BY e.id ORDER BY e.id";
-        let rows = self.transaction.query(query, &[]).unwrap();
+        let rows = self.transaction.query(query, &[]);
         for (row, endpoint) in rows.iter().zip(&mut self.endpoints) {
             let column = |index| {
                 row.get::<_, Option<Vec<Option<String>>>>(index)

@@ -1,15 +1,15 @@
-//! The engine in SQL against a model of it, written from the documentation alone: random policies, random
-//! outcomes in batches of random size, and after each batch every delivery must be where the model has it.
+//! The engine, over the relay's session, and its SQL against a model written from the documentation alone: random policies,
+//! random outcomes in batches of random size, and after each batch every delivery must be where the model has it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-use postgres::{Client, Transaction};
-use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::database::emit;
-use webhook_e2e::engine::{self, Claim, OTHER_ERRORS, Outcome, RETRIABLE_ERRORS, Settled, Wish};
+use webhook_e2e::Cluster;
+use webhook_e2e::engine::{Claim, OTHER_ERRORS, Outcome, RETRIABLE_ERRORS, Settled};
 use webhook_e2e::random::{self, Random};
+use webhook_e2e::scripted::{self, Engine, Exchange, Transaction};
+use webhook_engine::{Hold, Wake};
 
 const CASES: u64 = 200;
 const ENDPOINTS: usize = 2;
@@ -25,10 +25,10 @@ const SLACK: f64 = 2.0;
 
 #[test]
 fn sql_does_what_the_model_does() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::relayed();
     let database = cluster.database("model");
-    let mut client = database.connect();
-    random::for_each_seed(CASES, |random| Case::run(&mut client, random));
+    let transaction = Transaction::connect(cluster, &database);
+    random::for_each_seed(CASES, |random| Case::run(&transaction, random));
 }
 
 /// Microseconds, from none to the longest that a policy may have, of every order of magnitude.
@@ -88,7 +88,7 @@ impl Policy {
         }
     }
 
-    fn insert(&self, transaction: &mut Transaction, name: &str) {
+    fn insert(&self, transaction: &Transaction, name: &str) {
         let interval = |delay: &f64| format!("{delay} us");
         let multirange = |ranges: &[Range<i32>]| {
             let ranges = ranges
@@ -116,8 +116,7 @@ impl Policy {
             self.retry_after,
             self.keep_sent,
         );
-        let inserted = transaction.batch_execute(&insert);
-        inserted.unwrap_or_else(|error| panic!("{insert}: {error:?}"));
+        transaction.execute(&insert);
     }
 
     fn verdict(&self, outcome: &Outcome) -> Verdict {
@@ -150,7 +149,7 @@ impl Policy {
     fn heeding(&self, own: (f64, f64), outcome: &Outcome) -> (f64, f64) {
         let heeded = matches!(outcome.status, Some(429 | 503)) && self.retry_after != "ignore";
         match outcome.retry_after {
-            Some(asked) if heeded && asked >= 0.0 => {
+            Some(asked) if heeded => {
                 let asked = (asked * SECOND).min(self.max_delay);
                 match self.retry_after {
                     "exact" => (asked, asked),
@@ -197,9 +196,9 @@ fn random_outcome(random: &mut Random) -> Outcome {
         failure,
         error: failure.map(|kind| format!("{kind} {}", random.below(1000))),
         retry_after: (answered && random.chance(60))
-            .then(|| random.one_of(&[-1.0, 0.0, 1.0, 90.0, 86_399.0, 86_401.0, 4_294_967_295.0])),
+            .then(|| random.one_of(&[0.0, 1.0, 90.0, 86_399.0, 86_401.0, 4_294_967_295.0])),
         duration_ms: random.below(10_000) as i32,
-        age_ms: random.below(100_000_000_000) as f64,
+        age_ms: 1e3 * random.below(100_000_000) as f64,
     }
 }
 
@@ -272,9 +271,12 @@ impl Delivery {
 /// Its number, verdict and reason.
 type Attempt = (Option<i32>, &'static str, Option<&'static str>);
 
-struct Case<'a, 'b> {
+struct Case<'a> {
     random: Random,
-    transaction: &'a mut Transaction<'b>,
+    transaction: &'a Transaction,
+    engine: Engine,
+    /// After trouble the engine claims one at a time.
+    is_cautious: bool,
     policies: Vec<Policy>,
     /// Its id and the policy that it has now.
     endpoints: Vec<(i32, usize)>,
@@ -285,15 +287,17 @@ struct Case<'a, 'b> {
     now: f64,
 }
 
-impl Case<'_, '_> {
+impl Case<'_> {
     /// In a transaction that is rolled back: its clock stands still, and no case sees another's rows.
-    fn run(client: &mut Client, random: Random) {
-        let mut transaction = client.transaction().unwrap();
+    fn run(transaction: &Transaction, random: Random) {
+        transaction.execute("BEGIN");
         let now = "SELECT (extract(epoch FROM now()) * 1000000)::float8";
-        let now = transaction.query_one(now, &[]).unwrap().get(0);
+        let now = transaction.query(now, &[])[0].get(0);
         let mut case = Case {
             random,
-            transaction: &mut transaction,
+            transaction,
+            engine: scripted::engine(transaction),
+            is_cautious: false,
             policies: Vec::new(),
             endpoints: Vec::new(),
             deliveries: Vec::new(),
@@ -308,6 +312,7 @@ impl Case<'_, '_> {
             case.settle();
             case.compare();
         }
+        transaction.execute("ROLLBACK");
     }
 
     fn prepare(&mut self) {
@@ -318,13 +323,16 @@ impl Case<'_, '_> {
         }
         for policy in 0..ENDPOINTS {
             let add = format!(
-                "SELECT id FROM webhook_set_endpoint('endpoint_{policy}', 'http://127.0.0.1:9/', policy => 'policy_{policy}')"
+                "SELECT id FROM webhook_set_endpoint('endpoint_{policy}', 'http://127.0.0.1:9/', policy => 'policy_{policy}',
+                                                     max_in_flight => {})",
+                1 + self.random.below(EVENTS)
             );
-            let endpoint: i32 = self.transaction.query_one(&add, &[]).unwrap().get(0);
+            let endpoint: i32 = self.transaction.query(&add, &[])[0].get(0);
             self.endpoints.push((endpoint, policy));
         }
         for _ in 0..EVENTS {
-            let event = emit(self.transaction, "order.created", json!({}));
+            let event = "SELECT webhook_emit('order.created')";
+            let event = self.transaction.query(event, &[])[0].get(0);
             for (endpoint, policy) in &self.endpoints {
                 self.deliveries.push(Delivery {
                     event,
@@ -353,12 +361,10 @@ impl Case<'_, '_> {
             let policy = self.random.below(self.policies.len());
             let endpoint = self.random.below(ENDPOINTS);
             self.endpoints[endpoint].1 = policy;
-            let update = "UPDATE webhook.endpoint SET policy = $1 WHERE id = $2";
-            let name = format!("policy_{policy}");
-            let changed = self
-                .transaction
-                .execute(update, &[&name, &self.endpoints[endpoint].0]);
-            assert_eq!(changed.unwrap(), 1);
+            let endpoint = self.endpoints[endpoint].0;
+            self.transaction.execute(&format!(
+                "UPDATE webhook.endpoint SET policy = 'policy_{policy}' WHERE id = {endpoint}"
+            ));
         }
     }
 
@@ -381,35 +387,38 @@ impl Case<'_, '_> {
                 }
             }
         }
-        self.transaction.batch_execute(&update).unwrap();
+        self.transaction.execute(&update);
+    }
+
+    fn turn(&mut self) -> Vec<Exchange> {
+        self.engine.turn().expect("nothing ends the engine");
+        self.engine.store().connection.take_exchanges()
     }
 
     fn claim(&mut self) {
-        let endpoints: Vec<i32> = self
-            .endpoints
-            .iter()
-            .map(|(endpoint, _)| *endpoint)
-            .collect();
-        let capacities = [(); ENDPOINTS].map(|()| self.random.below(EVENTS + 1) as i32);
-        let wishes = endpoints.iter().zip(capacities);
-        let wishes: Vec<Wish> = wishes
-            .map(|(endpoint, capacity)| Wish {
-                endpoint: *endpoint,
-                capacity,
-            })
-            .collect();
-        let claimed: HashSet<Claim> = engine::claim(self.transaction, 1, &wishes)
-            .into_iter()
-            .collect();
+        self.engine.hold(None);
+        self.engine.wake(Wake::Anything);
+        let exchanges = self.turn();
+        let claimed = self.engine.wire().take_submitted();
+        let claimed: HashSet<Claim> = claimed.into_iter().collect();
+        let wishes: Vec<_> = exchanges.iter().flat_map(|e| &e.wishes).collect();
 
         let mut expected = HashSet::new();
-        for (endpoint, capacity) in endpoints.iter().zip(capacities) {
+        for (endpoint, _) in &self.endpoints {
+            let deliveries = || (self.deliveries.iter()).filter(|d| d.endpoint == *endpoint);
+            let is_idle = deliveries().all(|delivery| delivery.status != "SENDING");
+            let is_due = deliveries()
+                .any(|delivery| delivery.status == "PENDING" && delivery.wait_reason != "parked");
+            let wish = wishes.iter().find(|wish| wish.endpoint == *endpoint);
+            let capacity = wish.map_or(0, |wish| wish.capacity as usize);
+            assert!(capacity > 0 || !is_due || !is_idle || self.is_cautious);
+
             let mut waiting: Vec<_> = (self.deliveries.iter_mut())
                 .filter(|delivery| delivery.endpoint == *endpoint && delivery.status == "PENDING")
                 .filter(|delivery| delivery.wait_reason != "parked")
                 .collect();
             waiting.sort_by_key(|delivery| delivery.event);
-            for delivery in waiting.into_iter().take(capacity as usize) {
+            for delivery in waiting.into_iter().take(capacity) {
                 delivery.attempts += 1;
                 delivery.claim_seq += 1;
                 delivery.queued("SENDING");
@@ -422,6 +431,7 @@ impl Case<'_, '_> {
             }
         }
         assert_eq!(claimed, expected);
+        self.is_cautious = false;
     }
 
     fn settle(&mut self) {
@@ -430,27 +440,61 @@ impl Case<'_, '_> {
             .collect();
         self.random.shuffle(&mut out);
         out.truncate(self.random.below(out.len() + 1));
-
-        let mut batch = Vec::new();
-        let mut expected = Settled::default();
-        let mut forgotten = HashSet::new();
-        for index in out {
+        for index in &out {
             let outcome = random_outcome(&mut self.random);
-            let delivery = &mut self.deliveries[index];
-            // The result of an earlier claim, or of one that this row never had, must change nothing.
-            let late = self.random.chance(10);
+            let delivery = &self.deliveries[*index];
             let claim = Claim {
                 event: delivery.event,
                 endpoint: delivery.endpoint,
-                claim_seq: delivery.claim_seq - i64::from(late),
+                // The result of an earlier claim, or of one that this row never had, must change nothing.
+                claim_seq: delivery.claim_seq - i64::from(self.random.chance(10)),
                 earlier_attempts: delivery.attempts - 1,
             };
+            match outcome.failure {
+                Some("released") => self.engine.wire().hold_back(claim),
+                _ => self.engine.wire().end(claim, &outcome),
+            }
+        }
+        self.engine.hold(Some(Hold::Claiming));
+        self.engine.withdraw_waiting();
+        let loses_answer = !out.is_empty() && self.random.chance(30);
+        self.engine.store().connection.loses_an_answer = loses_answer;
+        let exchanges = self.turn();
+        let handed_in = exchanges.iter().flat_map(|e| &e.endings).count();
+        assert_eq!(handed_in, out.len());
+        for exchange in exchanges {
+            let expected = self.follow(&exchange);
+            assert_eq!(exchange.settled, expected);
+        }
+        // An engine that does not know whether its commit has succeeded settles once more.
+        if loses_answer {
+            self.is_cautious = true;
+            let exchanges = self.turn();
+            assert_eq!(exchanges.len(), out.len());
+            for exchange in exchanges {
+                assert_eq!(exchange.settled, Settled::default());
+            }
+        }
+        assert_eq!(self.turn().len(), 0, "something was not settled");
+        // An answer may disable its endpoint; that is not what this model is about.
+        let enable = "UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL";
+        self.transaction.execute(enable);
+    }
+
+    fn follow(&mut self, exchange: &Exchange) -> Settled {
+        let mut expected = Settled::default();
+        let mut forgotten = HashSet::new();
+        for (key, outcome) in &exchange.endings {
+            let delivery = (self.deliveries.iter_mut())
+                .find(|d| (d.event, d.endpoint) == (key.event_id, key.endpoint_id))
+                .expect("it is one of ours");
+            let late = delivery.claim_seq != key.claim_seq;
             let endpoint = self
                 .endpoints
                 .iter()
                 .find(|(id, _)| *id == delivery.endpoint);
             let policy = &self.policies[endpoint.expect("it is one of ours").1];
-            let verdict = policy.verdict(&outcome);
+            let verdict = policy.verdict(outcome);
             let (attempt, logged) = match verdict {
                 Verdict::AsIfNeverClaimed => (None, None),
                 _ if late => (None, Some("late")),
@@ -458,15 +502,14 @@ impl Case<'_, '_> {
             };
             if let Some(logged) = logged {
                 let reason = outcome.reason().filter(|_| verdict != Verdict::Success);
-                let key = (claim.event, claim.endpoint, claim.claim_seq);
+                let key = (key.event_id, key.endpoint_id, key.claim_seq);
                 let log = self.attempts.entry(key);
                 log.or_insert((attempt, logged, reason));
             }
-            batch.push((claim, outcome));
             if late {
                 continue;
             }
-            if !delivery.settle(policy, &batch[batch.len() - 1].1, self.now) {
+            if !delivery.settle(policy, outcome, self.now) {
                 forgotten.insert((delivery.event, delivery.endpoint));
             }
             if delivery.partition != "webhook.delivery_queue" {
@@ -480,14 +523,7 @@ impl Case<'_, '_> {
             .retain(|delivery| !forgotten.contains(&(delivery.event, delivery.endpoint)));
         self.attempts
             .retain(|(event, endpoint, _), _| !forgotten.contains(&(*event, *endpoint)));
-        assert_eq!(engine::settle(self.transaction, &batch), expected);
-        // A sender that does not know whether its commit has succeeded settles once more.
-        if self.random.chance(30) {
-            assert_eq!(engine::settle(self.transaction, &batch), Settled::default());
-        }
-        // An answer may disable its endpoint; that is not what this model is about.
-        let enable = "UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL";
-        self.transaction.batch_execute(enable).unwrap();
+        expected
     }
 
     fn compare(&mut self) {
@@ -498,7 +534,7 @@ impl Case<'_, '_> {
                        AND (completed_at IS NOT NULL) = (status IN ('SENT', 'FAILED')) AND isfinite(next_attempt_at),
                    wait_reason, reason, (extract(epoch FROM last_attempt_at) * 1000000)::float8
             FROM webhook.delivery ORDER BY event_id, endpoint_id";
-        let rows = self.transaction.query(query, &[]).unwrap();
+        let rows = self.transaction.query(query, &[]);
         self.deliveries
             .sort_by_key(|delivery| (delivery.event, delivery.endpoint));
         let keys: Vec<(Uuid, i32)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -560,7 +596,7 @@ impl Case<'_, '_> {
         let query =
             "SELECT event_id, endpoint_id, claim_seq, attempt, verdict, reason FROM webhook.attempt
                      ORDER BY event_id, endpoint_id, claim_seq";
-        let rows = self.transaction.query(query, &[]).unwrap();
+        let rows = self.transaction.query(query, &[]);
         let seen: Vec<_> = (rows.iter())
             .map(|row| {
                 let key = (row.get(0), row.get(1), row.get(2));

@@ -1,0 +1,238 @@
+//! Statements of the engine over a connection to the server.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Runtime;
+use tokio_postgres::error::Severity;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+use tokio_postgres::{Client, Config, Error, Row, Socket, Statement};
+use uuid::Uuid;
+use webhook_engine::{Connection, Parameter, Trouble, Value};
+
+const TRANSACTION_RESOLUTION_UNKNOWN: &str = "08007";
+const CONNECTION_DOES_NOT_EXIST: &str = "08003";
+const PROTOCOL_VIOLATION: &str = "08P01";
+const SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION: &str = "08001";
+
+/// Prepares each statement once. A statement is sent without BEGIN and COMMIT: it is a transaction by itself, and one
+/// round trip.
+///
+/// The calls block, and nothing else of the runtime stands still meanwhile: it runs while they wait.
+pub struct Session {
+    runtime: Rc<Runtime>,
+    client: Client,
+    statements: HashMap<&'static str, Statement>,
+    /// Why the connection ended, as far as the server or the system has said so.
+    end: Arc<OnceLock<String>>,
+}
+
+impl Session {
+    pub fn begin<T>(runtime: &Rc<Runtime>, config: &Config, tls: T) -> Result<Self, Trouble>
+    where
+        T: MakeTlsConnect<Socket>,
+        T::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T::TlsConnect: TlsConnect<Socket>,
+    {
+        let (client, connection) = (runtime.block_on(config.connect(tls)))
+            .map_err(|error| refused(&error, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION))?;
+        let end = Arc::new(OnceLock::new());
+        let told = Arc::clone(&end);
+        runtime.spawn(async move {
+            if let Err(error) = connection.await {
+                let _ = told.set(described(&error));
+            }
+        });
+        Ok(Session {
+            runtime: Rc::clone(runtime),
+            client,
+            statements: HashMap::new(),
+            end,
+        })
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Runs statements that nobody asks anything of.
+    pub fn execute(&self, script: &str) -> Result<(), Trouble> {
+        self.runtime
+            .block_on(self.client.batch_execute(script))
+            .map_err(|error| self.unanswered(&error))
+    }
+
+    /// Runs a statement that no other call repeats.
+    pub fn query(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Trouble> {
+        self.runtime
+            .block_on(self.client.query(statement, parameters))
+            .map_err(|error| self.unanswered(&error))
+    }
+
+    fn prepared(
+        &mut self,
+        statement: &'static str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Statement, Trouble> {
+        if let Some(prepared) = self.statements.get(statement) {
+            return Ok(prepared.clone());
+        }
+        let types: Vec<Type> = parameters.iter().map(type_of).collect();
+        let prepared = (self.runtime)
+            .block_on(self.client.prepare_typed(statement, &types))
+            .map_err(|error| self.not_sent(&error))?;
+        self.statements.insert(statement, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// Of a statement that the server has not been asked to execute.
+    fn not_sent(&self, error: &Error) -> Trouble {
+        match error.as_db_error() {
+            Some(_) => refused(error, CONNECTION_DOES_NOT_EXIST),
+            None => Trouble::new(CONNECTION_DOES_NOT_EXIST, self.loss(error)),
+        }
+    }
+
+    /// Of a statement that it may have executed. A server that ends the session may do so after the commit.
+    fn unanswered(&self, error: &Error) -> Trouble {
+        let severity = error
+            .as_db_error()
+            .and_then(|error| error.parsed_severity());
+        match severity {
+            Some(Severity::Fatal | Severity::Panic) => Trouble {
+                commit_unknown: true,
+                ..refused(error, TRANSACTION_RESOLUTION_UNKNOWN)
+            },
+            Some(_) => refused(error, TRANSACTION_RESOLUTION_UNKNOWN),
+            None => Trouble {
+                commit_unknown: true,
+                ..Trouble::new(TRANSACTION_RESOLUTION_UNKNOWN, self.loss(error))
+            },
+        }
+    }
+
+    fn loss(&self, error: &Error) -> String {
+        let why = self.end.get().cloned();
+        let why = why.unwrap_or_else(|| described(error));
+        format!("the connection to the database was lost: {why}")
+    }
+}
+
+impl Connection for Session {
+    fn run(
+        &mut self,
+        statement: &'static str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Vec<Value>>, Trouble> {
+        let prepared = self.prepared(statement, parameters)?;
+        if self.client.is_closed() {
+            let why = self.end.get().map_or("it was closed", String::as_str);
+            let message = format!("the connection to the database was lost: {why}");
+            return Err(Trouble::new(CONNECTION_DOES_NOT_EXIST, message));
+        }
+        let parameters: Vec<Sent<'_>> = parameters.iter().map(Sent).collect();
+        let parameters: Vec<&(dyn ToSql + Sync)> = (parameters.iter())
+            .map(|parameter| parameter as &(dyn ToSql + Sync))
+            .collect();
+        match (self.runtime).block_on(self.client.query(&prepared, &parameters)) {
+            Ok(rows) => rows.iter().map(values).collect(),
+            Err(error) => {
+                // An upgrade may have made it another one.
+                self.statements.remove(statement);
+                Err(self.unanswered(&error))
+            }
+        }
+    }
+}
+
+/// What the server has said, under its code; else under this one.
+fn refused(error: &Error, code: &str) -> Trouble {
+    let code = error.code().map_or(code, |code| code.code());
+    Trouble::new(code, described(error))
+}
+
+/// The innermost error has no names of layers in it.
+fn described(error: &Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        return error.message().to_owned();
+    }
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+/// The types are said, not left to the server: it would take a text that is cast for what it is cast to.
+fn type_of(parameter: &Parameter<'_>) -> Type {
+    match parameter {
+        Parameter::Int(_) => Type::INT4,
+        Parameter::BigInt(_) => Type::INT8,
+        Parameter::Text(_) => Type::TEXT,
+        Parameter::Ints(_) | Parameter::NullableInts(_) => Type::INT4_ARRAY,
+        Parameter::BigInts(_) => Type::INT8_ARRAY,
+        Parameter::Uuids(_) => Type::UUID_ARRAY,
+        Parameter::Texts(_) | Parameter::NullableTexts(_) => Type::TEXT_ARRAY,
+        Parameter::NullableFloats(_) => Type::FLOAT8_ARRAY,
+    }
+}
+
+#[derive(Debug)]
+struct Sent<'a>(&'a Parameter<'a>);
+
+impl ToSql for Sent<'_> {
+    fn to_sql(
+        &self,
+        to: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        match self.0 {
+            Parameter::Int(number) => number.to_sql(to, out),
+            Parameter::BigInt(number) => number.to_sql(to, out),
+            Parameter::Text(text) => text.to_sql(to, out),
+            Parameter::Ints(numbers) => numbers.to_sql(to, out),
+            Parameter::BigInts(numbers) => numbers.to_sql(to, out),
+            Parameter::Uuids(ids) => ids.to_sql(to, out),
+            Parameter::Texts(texts) => texts.to_sql(to, out),
+            Parameter::NullableInts(numbers) => numbers.to_sql(to, out),
+            Parameter::NullableTexts(texts) => texts.to_sql(to, out),
+            Parameter::NullableFloats(numbers) => numbers.to_sql(to, out),
+        }
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+/// Of a type that the engine does not ask for it is nothing, as over SPI.
+fn values(row: &Row) -> Result<Vec<Value>, Trouble> {
+    let value = |(place, column): (usize, &tokio_postgres::Column)| {
+        Ok(match *column.type_() {
+            Type::BOOL => row.try_get::<_, Option<bool>>(place)?.map(Value::Bool),
+            Type::INT4 => row.try_get::<_, Option<i32>>(place)?.map(Value::Int),
+            Type::INT8 => row.try_get::<_, Option<i64>>(place)?.map(Value::BigInt),
+            Type::UUID => row.try_get::<_, Option<Uuid>>(place)?.map(Value::Uuid),
+            Type::TEXT => row.try_get::<_, Option<String>>(place)?.map(Value::Text),
+            _ => None,
+        }
+        .unwrap_or(Value::Null))
+    };
+    let values = row.columns().iter().enumerate().map(value);
+    values
+        .collect::<Result<_, Error>>()
+        .map_err(|error| Trouble {
+            commit_unknown: true,
+            ..Trouble::new(PROTOCOL_VIOLATION, described(&error))
+        })
+}
