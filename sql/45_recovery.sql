@@ -55,9 +55,9 @@ BEGIN
     FROM page p WHERE p.status = 'SENDING';
 END $$;
 
--- Of a page of the queue, releases at once what a dead sender had claimed, and after webhook.stale_after what this one has claimed
--- and does not know to be in flight. Says how many of them somebody has locked, they need another call, and where the next page begins: null is
--- the beginning, and the end.
+-- Of a page of the queue, releases at once what a dead sender had claimed, and after webhook.stale_after what this one has claimed,
+-- but for what it knows to be in flight: that may have been claimed in a session that it has lost. Says how many of them somebody
+-- has locked, they need another call, and where the next page begins: null is the beginning, and the end.
 CREATE OR REPLACE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
     INOUT after_event uuid DEFAULT NULL, INOUT after_endpoint int DEFAULT NULL, page_size int DEFAULT 2000,
@@ -85,9 +85,8 @@ BEGIN
     INTO lost_event_ids, lost_endpoint_ids
     FROM unnest(page.event_ids, page.endpoint_ids, page.claimants, page.claim_times)
         AS c (event_id, endpoint_id, claimed_by, claimed_at)
-    WHERE c.claimed_by = ANY (dead_senders)
-       OR c.claimed_by = instance AND c.claimed_at < stale_before
-          AND (c.event_id, c.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids));
+    WHERE (c.claimed_by = ANY (dead_senders) OR c.claimed_by = instance AND c.claimed_at < stale_before)
+      AND (c.event_id, c.endpoint_id) NOT IN (SELECT * FROM unnest(in_flight_event_ids, in_flight_endpoint_ids));
 
     SELECT r.released, r.failed, r.locked INTO released, failed, locked
     FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;

@@ -185,11 +185,15 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     pub(crate) fn flush_tally(&mut self) -> Result<(), Trouble> {
-        if !self.tally.is_empty() {
-            self.store.add_tally(&self.tally)?;
+        if self.tally.is_empty() {
+            return Ok(());
+        }
+        let added = self.store.add_tally(&self.tally);
+        // What may have been added is not added again: a counter that lacks some is better than one that has some twice.
+        if !matches!(&added, Err(trouble) if !trouble.commit_unknown) {
             self.tally = Default::default();
         }
-        Ok(())
+        added
     }
 
     /// What waits and is not to be sent any more: a page between two turns, as long as there is more.

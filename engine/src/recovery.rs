@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::agenda::Wake;
 use crate::engine::{Engine, Notice};
 use crate::housekeeping::EVERY;
 use crate::store::{Recovered, Store};
@@ -90,6 +91,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
         recovery.orphans_after = orphans_after;
         if recovered.failed + ended > 0 {
             self.housekeeping.expect_alerts();
+        }
+        if recovered.released > 0 {
+            self.agenda.wake(Wake::Anything, Instant::now());
         }
         self.report(&recovered);
 

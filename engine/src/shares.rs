@@ -47,6 +47,20 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.agenda.wake(wake, Instant::now());
     }
 
+    /// Something was committed, and all senders know it.
+    pub fn rung(&mut self) {
+        self.agenda.wake(Wake::Anything, Instant::now());
+    }
+
+    /// The store has another session, which has none of the locks of the last: this run goes on under another number and
+    /// asks for its shares anew. It keeps what is on the wire, and looks for claims of which it was never told.
+    pub fn begin_session(&mut self) {
+        self.instance = None;
+        self.serve(&Shares::default());
+        self.next_look_at_shares = Instant::now();
+        self.housekeeping.recovery.begin_anew();
+    }
+
     /// Says when to come back for that.
     pub(crate) fn ring_for_others(&mut self, now: Instant) -> Duration {
         if self.hold != Some(Hold::Writing) && self.ring.pause(now).is_zero() {

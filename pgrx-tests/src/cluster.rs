@@ -302,10 +302,12 @@ impl Cluster {
         config
     }
 
-    /// The same as a text.
-    pub fn address(&self, database: &str) -> String {
-        let (port, user) = (self.port, &self.superuser);
-        format!("host={HOST} port={port} user={user} dbname={database}")
+    /// The same as a text, by this port or that of a proxy.
+    pub fn address(&self, port: u16, database: &str) -> String {
+        format!(
+            "host={HOST} port={port} user={} dbname={database}",
+            self.superuser
+        )
     }
 
     #[track_caller]

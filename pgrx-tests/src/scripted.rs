@@ -65,7 +65,7 @@ impl Transaction {
     pub fn connect(cluster: &Cluster, database: &Database) -> Transaction {
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = Rc::new(runtime.expect("a runtime can be made"));
-        let config = cluster.address(database.name());
+        let config = cluster.address(cluster.port(), database.name());
         let config = config.parse().expect("the address is valid");
         let session = Session::begin(&runtime, &config, NoTls);
         let session = session.unwrap_or_else(|trouble| panic!("{}", trouble.message));

@@ -1,5 +1,7 @@
 use super::*;
-use crate::store::{Alert, Claimed, Due, Examined, Recovered, Retained, Shares, Survey, Wish};
+use crate::store::{
+    Alert, Claimed, Due, Examined, Finished, Recovered, Retained, Shares, Survey, Wish,
+};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ struct Scripted {
     released_shares: Vec<i32>,
     upkeep: usize,
     rings: usize,
+    /// Of the next addition to the counters.
+    trouble_with_tally: Option<Trouble>,
 }
 
 fn shares(total: i32, kept: &[i32], given_up: &[i32]) -> Shares {
@@ -143,7 +147,7 @@ impl Store for Scripted {
     }
 
     fn add_tally(&mut self, _: &Tally) -> Result<(), Trouble> {
-        Ok(())
+        self.trouble_with_tally.take().map_or(Ok(()), Err)
     }
 }
 
@@ -318,6 +322,21 @@ fn outcomes_of_a_commit_that_nobody_knows_of_are_handed_in_again_and_claims_are_
         .collect();
     assert_eq!(again.len(), 2, "one by one: {again:?}");
     assert_eq!(engine.store.recoveries_from_the_beginning, looked + 1);
+}
+
+#[test]
+fn counts_are_added_again_unless_they_may_have_been_added() {
+    for commit_unknown in [false, true] {
+        let mut engine = engine(Scripted::default());
+        let one = [((1, "SENT".to_owned(), 0), Finished::default())];
+        engine.tally = Tally(one.into());
+        engine.store.trouble_with_tally = Some(Trouble {
+            commit_unknown,
+            ..Trouble::new("08006", "the connection is lost")
+        });
+        assert!(engine.flush_tally().is_err());
+        assert_eq!(engine.tally.is_empty(), commit_unknown);
+    }
 }
 
 #[test]
