@@ -18,18 +18,16 @@ use crate::wake;
 use pgrx::prelude::*;
 use shortage::Shortage;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use webhook_delivery::{Pool, Roots, Setup};
 use webhook_engine::{
     Config, End, Engine, Examined, Hold, Identity, Notice, SqlStore, Store, Trouble, Wake,
     protocol_problem,
 };
 
-/// What is in flight when the worker is told to stop gets this long to end by itself, and this long to
-/// notice that it was interrupted. With the settling that follows, it is 3 s as a rule.
+/// What is in flight when the worker is told to stop gets this long to end by itself. With the settling that follows, it
+/// is 3 s as a rule.
 const GRACE: Duration = Duration::from_secs(2);
-const INTERRUPTION: Duration = Duration::from_millis(500);
-const LAST_SETTLING: Duration = Duration::from_secs(1);
 /// A worker that has not ended by then is stuck somewhere, and ends without putting anything in order: the next one
 /// recovers its claims. Whoever stops the server or drops the database waits no longer than 6 s.
 const PATIENCE: Duration = Duration::from_millis(4500);
@@ -364,40 +362,13 @@ impl Worker {
 
     /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
     fn stop(&mut self) {
-        self.engine.withdraw_waiting();
-        self.settle_within(LAST_SETTLING);
-        self.collect_within(GRACE);
-        self.engine.abort();
-        self.collect_within(INTERRUPTION);
-        self.engine.release_rest();
-        self.settle_within(LAST_SETTLING);
-        self.engine.finish();
+        self.engine.stop(GRACE, |pool, left| {
+            wait_for_latch_or(pool, left);
+            serve_interrupts();
+        });
         self.tell_notices();
         say(self.database, |slot| slot.failures = 0);
         log!("webhook worker for database \"{}\" stopped", self.name);
-    }
-
-    fn collect_within(&mut self, time: Duration) {
-        let deadline = Instant::now() + time;
-        while self.engine.collect_last() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            wait_for_latch_or(self.engine.wire(), left);
-            serve_interrupts();
-        }
-    }
-
-    fn settle_within(&mut self, time: Duration) {
-        let deadline = Instant::now() + time;
-        while let Some(pause) = self.engine.settle_last() {
-            if Instant::now() >= deadline {
-                return;
-            }
-            wait_for_latch_or(self.engine.wire(), pause);
-            serve_interrupts();
-        }
     }
 }
 

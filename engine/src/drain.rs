@@ -1,6 +1,6 @@
 //! The end of a sender: what is in flight gets a short time, and the rest is given back as if it had never been claimed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use webhook_delivery::FailureKind;
 
@@ -11,8 +11,29 @@ use crate::wire::Wire;
 
 /// What somebody has locked is tried again after this.
 const LOCKED_RETRY: Duration = Duration::from_millis(20);
+/// What was interrupted gets this long to notice.
+const INTERRUPTION: Duration = Duration::from_millis(500);
+const LAST_SETTLING: Duration = Duration::from_secs(1);
 
 impl<S: Store, W: Wire> Engine<S, W> {
+    /// Gives requests in flight this long to end by themselves. The host waits for outcomes, at most for the time that it
+    /// is told.
+    pub fn stop(&mut self, grace: Duration, mut wait: impl FnMut(&W, Duration)) {
+        self.withdraw_waiting();
+        self.settle_within(LAST_SETTLING, &mut wait);
+        self.collect_within(grace, &mut wait);
+        self.abort();
+        self.collect_within(INTERRUPTION, &mut wait);
+        for key in self.ledger.keys_out() {
+            self.ledger.end(Ending::released(key));
+        }
+        self.settle_within(LAST_SETTLING, &mut wait);
+        if let Err(trouble) = self.flush_tally() {
+            self.complain(&trouble);
+        }
+        self.end_instance();
+    }
+
     /// Takes back what has not gone out.
     pub fn withdraw_waiting(&mut self) {
         for key in self.wire.withdraw(&|_| true) {
@@ -20,8 +41,23 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
+    pub fn abort(&mut self) {
+        self.wire.abort();
+    }
+
+    fn collect_within(&mut self, time: Duration, wait: &mut impl FnMut(&W, Duration)) {
+        let deadline = Instant::now() + time;
+        while self.collect_last() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            wait(&self.wire, left);
+        }
+    }
+
     /// Takes what has ended; says whether there is more to wait for. Trouble of our own is the shutdown itself.
-    pub fn collect_last(&mut self) -> bool {
+    fn collect_last(&mut self) -> bool {
         for outcome in self.wire.take_outcomes() {
             let is_interrupted = matches!(
                 &outcome.result,
@@ -35,20 +71,19 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.ledger.out() > 0
     }
 
-    pub fn abort(&mut self) {
-        self.wire.abort();
-    }
-
-    /// Gives up what has not come back.
-    pub fn release_rest(&mut self) {
-        for key in self.ledger.keys_out() {
-            self.ledger.end(Ending::released(key));
+    fn settle_within(&mut self, time: Duration, wait: &mut impl FnMut(&W, Duration)) {
+        let deadline = Instant::now() + time;
+        while let Some(pause) = self.settle_last() {
+            if Instant::now() >= deadline {
+                return;
+            }
+            wait(&self.wire, pause);
         }
     }
 
     /// Settles all that has ended; says after what time to try the rest again. The next sender recovers claims that are
     /// not settled in the end.
-    pub fn settle_last(&mut self) -> Option<Duration> {
+    fn settle_last(&mut self) -> Option<Duration> {
         match self.settle() {
             Ok(()) => self.ledger.has_endings().then_some(LOCKED_RETRY),
             Err(trouble) if trouble.is_passing() => Some(Duration::ZERO),
@@ -57,12 +92,5 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 None
             }
         }
-    }
-
-    pub fn finish(&mut self) {
-        if let Err(trouble) = self.flush_tally() {
-            self.complain(&trouble);
-        }
-        self.end_instance();
     }
 }

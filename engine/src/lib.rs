@@ -18,6 +18,7 @@ mod drain;
 mod engine;
 mod housekeeping;
 mod ledger;
+mod open_files;
 mod protocol;
 mod recovery;
 mod retention;
@@ -30,6 +31,7 @@ mod wire;
 pub use agenda::Wake;
 pub use engine::{Config, End, Engine, Hold, Notice};
 pub use ledger::Ending;
+pub use open_files::{TooFew, allow_open_files};
 pub use protocol::problem as protocol_problem;
 pub use sql_store::{Connection, Identity, Parameter, SqlStore, Value};
 pub use store::{
