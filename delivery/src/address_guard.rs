@@ -36,16 +36,27 @@ pub struct Network {
     pub require_https: RequireHttps,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// From the least to the most that it requires.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequireHttps {
-    On,
+    Off,
     /// Plain http only inside `allow`.
     #[default]
     Public,
-    Off,
+    On,
 }
 
 impl Network {
+    /// What both allow.
+    pub fn within(&self, other: &Network) -> Network {
+        Network {
+            allow: self.allow.shared_with(&other.allow),
+            deny: self.deny.and(&other.deny),
+            ports: self.ports.shared_with(&other.ports),
+            require_https: self.require_https.max(other.require_https),
+        }
+    }
+
     /// What can be said about a URL without looking its name up: for when an endpoint is registered. A name
     /// is judged by scheme and port; its addresses are judged whenever it is dialled.
     pub fn judge_url(&self, url: &str) -> Result<(), String> {

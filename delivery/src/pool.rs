@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::mem;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -162,6 +162,13 @@ impl Pool {
     /// Interrupts what is in flight; it comes back as [`FailureKind::Local`], and so does all that is submitted later.
     pub fn abort(&self) {
         self.shared.abort();
+    }
+}
+
+/// The same socket as [`Pool::wake_fd`].
+impl AsFd for Pool {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.wake_reader.as_fd()
     }
 }
 

@@ -20,6 +20,19 @@ impl Networks {
     pub(super) fn contain(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))
     }
+
+    /// Of two networks one is inside the other, or they have nothing in common.
+    pub(super) fn shared_with(&self, other: &Networks) -> Networks {
+        let inside = |these: &Networks, those: &Networks| {
+            let is_inside = |network: &&IpNet| those.0.iter().any(|that| that.contains(*network));
+            (these.0.iter().filter(is_inside).copied()).collect::<Vec<_>>()
+        };
+        Networks([inside(self, other), inside(other, self)].concat())
+    }
+
+    pub(super) fn and(&self, other: &Networks) -> Networks {
+        Networks([&self.0[..], &other.0].concat())
+    }
 }
 
 impl FromStr for Networks {
@@ -87,6 +100,13 @@ impl Ports {
 
     pub(super) fn contain(&self, port: u16) -> bool {
         self.0.iter().any(|range| range.contains(&port))
+    }
+
+    pub(super) fn shared_with(&self, other: &Ports) -> Ports {
+        let pairs = (self.0.iter()).flat_map(|this| other.0.iter().map(move |that| (this, that)));
+        let shared =
+            pairs.map(|(this, that)| *this.start().max(that.start())..=*this.end().min(that.end()));
+        Ports(shared.filter(|range| !range.is_empty()).collect())
     }
 }
 

@@ -331,6 +331,40 @@ fn what_is_no_url_of_ours_is_refused_without_being_shown() {
 }
 
 #[test]
+fn two_sets_of_rules_allow_what_both_allow() {
+    let wide = Network {
+        allow: networks("10.0.0.0/8, fd00::/8, 192.168.1.0/24"),
+        deny: networks("198.41.0.4"),
+        ports: "443, 8000-8999".parse().unwrap(),
+        require_https: RequireHttps::Off,
+    };
+    let narrow = Network {
+        allow: networks("10.1.0.0/16, 192.168.0.0/16, 172.16.0.0/12"),
+        deny: networks("10.1.2.0/24"),
+        ports: "80, 8500-9500".parse().unwrap(),
+        require_https: RequireHttps::Public,
+    };
+    for both in [wide.within(&narrow), narrow.within(&wide)] {
+        for (text, allowed) in [
+            ("10.1.0.1", true),
+            ("10.2.0.1", false),
+            ("10.1.2.3", false),
+            ("192.168.1.1", true),
+            ("192.168.2.1", false),
+            ("172.16.0.1", false),
+            ("fd00::1", false),
+            ("198.41.0.4", false),
+            ("198.41.0.5", true),
+        ] {
+            assert_eq!(verdict(&both, text).is_ok(), allowed, "{text}");
+        }
+        let ports = [80, 443, 8499, 8500, 8999, 9000].map(|port| both.ports.contain(port));
+        assert_eq!(ports, [false, false, false, true, true, false]);
+        assert_eq!(both.require_https, RequireHttps::Public);
+    }
+}
+
+#[test]
 fn networks_are_read_as_people_write_them() {
     assert_eq!(networks("  "), Networks::default());
     let several = networks(" 10.0.0.0/8,192.0.2.7 , fd00::/8,2606:4700::1 ");
