@@ -79,6 +79,8 @@ pub struct Engine<S, W> {
     pub(crate) housekeeping: Housekeeping,
     pub(crate) notices: Vec<Notice>,
     errors_in_a_row: u32,
+    /// Of the last exchange that has failed, until one succeeds.
+    last_error: Option<String>,
     reruns: u32,
     next_turning_away: Instant,
 }
@@ -105,6 +107,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             housekeeping: Housekeeping::starting(now),
             notices: Vec::new(),
             errors_in_a_row: 0,
+            last_error: None,
             reruns: 0,
             next_turning_away: now,
         }
@@ -134,6 +137,11 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.ledger.out()
     }
 
+    /// Why nothing is delivered at the moment, if so.
+    pub fn trouble(&self) -> Option<&str> {
+        self.last_error.as_deref()
+    }
+
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -153,6 +161,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             Ok(pause) => {
                 if self.hold.is_none() {
                     self.errors_in_a_row = 0;
+                    self.last_error = None;
                 }
                 self.reruns = 0;
                 Ok(self.retain(pause).min(self.ring_for_others(now)))
@@ -188,8 +197,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
             return Err(End::Gone);
         }
         if self.errors_in_a_row.is_power_of_two() {
-            self.notices.push(Notice::Error(trouble.message));
+            self.notices.push(Notice::Error(trouble.message.clone()));
         }
+        self.last_error = Some(trouble.message);
         let pause = FIRST_ERROR_PAUSE * 2u32.pow(self.errors_in_a_row.min(10));
         Ok(pause.min(LONGEST_ERROR_PAUSE))
     }

@@ -1,5 +1,46 @@
-//! The host of the engine outside of the server.
+//! The host of the engine outside of the server: `webhook-relay`.
+//!
+//! - `options` is the command line, `target` the database that it names, and `passfile` its password
+//! - `session` runs the engine's statements, over `tls` where the target wants it
+//! - `relay` is the life of the process: it finds the SQL, turns the engine, waits, reconnects and stops
+//! - `settings` are those of the database that count here too
+//! - `log` and `health` tell people and machines how it is
 
+mod health;
+mod log;
+mod options;
+mod passfile;
+mod relay;
 mod session;
+mod settings;
+mod target;
+mod tls;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
 
 pub use session::Session;
+
+use options::Command;
+
+/// Says in one line why nothing was done, if so.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let done = match options::read(arguments) {
+        Ok(Command::Tell(text)) => {
+            println!("{text}");
+            Ok(())
+        }
+        Ok(Command::Run(options)) => relay::run(&options),
+        Err(problem) => {
+            eprintln!("webhook-relay: {problem}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("webhook-relay: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,23 +1,43 @@
 //! Statements of the engine over a connection to the server.
 
 use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
+use tokio::sync::{Notify, watch};
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
-use tokio_postgres::{Client, Config, Error, Row, Socket, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Error, Row, Socket, Statement};
 use uuid::Uuid;
 use webhook_engine::{Connection, Parameter, Trouble, Value};
 
 const TRANSACTION_RESOLUTION_UNKNOWN: &str = "08007";
 const CONNECTION_DOES_NOT_EXIST: &str = "08003";
 const PROTOCOL_VIOLATION: &str = "08P01";
+const INVALID_AUTHORIZATION_SPECIFICATION: &str = "28000";
 const SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION: &str = "08001";
+
+/// A commit waits for the disk at least, or a crash would undo what was sent. lock_timeout is below deadlock_timeout, so
+/// that in a deadlock it is not a person who loses. transaction_timeout is there from PostgreSQL 17 on.
+const PREPARE: &str = "
+    SET search_path = pg_catalog, pg_temp;
+    SET default_transaction_isolation = 'read committed';
+    SET default_transaction_deferrable = off;
+    SET standard_conforming_strings = on;
+    SET statement_timeout = 0;
+    SET idle_session_timeout = 0;
+    SET lock_timeout = '250ms';
+    SET jit = off;
+    SELECT set_config(s.name, '0', false) FROM pg_settings s WHERE s.name = 'transaction_timeout';
+    SELECT set_config(s.name, 'local', false) FROM pg_settings s
+    WHERE s.name = 'synchronous_commit' AND s.setting = 'off';
+    LISTEN webhook_due";
 
 /// Prepares each statement once. A statement is sent without BEGIN and COMMIT: it is a transaction by itself, and one
 /// round trip.
@@ -28,7 +48,8 @@ pub struct Session {
     client: Client,
     statements: HashMap<&'static str, Statement>,
     /// Why the connection ended, as far as the server or the system has said so.
-    end: Arc<OnceLock<String>>,
+    end: watch::Receiver<Option<String>>,
+    rings: Arc<Notify>,
 }
 
 impl Session {
@@ -38,21 +59,56 @@ impl Session {
         T::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T::TlsConnect: TlsConnect<Socket>,
     {
-        let (client, connection) = (runtime.block_on(config.connect(tls)))
-            .map_err(|error| refused(&error, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION))?;
-        let end = Arc::new(OnceLock::new());
-        let told = Arc::clone(&end);
+        runtime.block_on(Session::open(runtime, config, tls))
+    }
+
+    /// The same for those who wait for something else meanwhile.
+    pub async fn open<T>(runtime: &Rc<Runtime>, config: &Config, tls: T) -> Result<Self, Trouble>
+    where
+        T: MakeTlsConnect<Socket>,
+        T::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T::TlsConnect: TlsConnect<Socket>,
+    {
+        let begun = config.connect(tls).await;
+        let (client, mut connection) = begun.map_err(|error| not_begun(&error))?;
+        let (told, end) = watch::channel(None);
+        let rings = Arc::new(Notify::new());
+        let rung = Arc::clone(&rings);
         runtime.spawn(async move {
-            if let Err(error) = connection.await {
-                let _ = told.set(described(&error));
-            }
+            let why = loop {
+                match poll_fn(|context| connection.poll_message(context)).await {
+                    Some(Ok(AsyncMessage::Notification(_))) => rung.notify_one(),
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => break Some(described(&error)),
+                    None => break None,
+                }
+            };
+            told.send_replace(why);
         });
         Ok(Session {
             runtime: Rc::clone(runtime),
             client,
             statements: HashMap::new(),
             end,
+            rings,
         })
+    }
+
+    /// Sets what the engine relies on, whatever the server, the database and the role have set.
+    pub fn prepare(&self) -> Result<(), Trouble> {
+        self.execute(PREPARE)
+    }
+
+    /// Comes to its end when the worker of the server rings.
+    pub fn rung(&self) -> impl Future<Output = ()> + use<> {
+        let rings = Arc::clone(&self.rings);
+        async move { rings.notified().await }
+    }
+
+    /// Comes to its end with the connection.
+    pub fn lost(&self) -> impl Future<Output = ()> + use<> {
+        let mut end = self.end.clone();
+        async move { while end.changed().await.is_ok() {} }
     }
 
     pub fn is_over(&self) -> bool {
@@ -120,7 +176,7 @@ impl Session {
     }
 
     fn loss(&self, error: &Error) -> String {
-        let why = self.end.get().cloned();
+        let why = self.end.borrow().clone();
         let why = why.unwrap_or_else(|| described(error));
         format!("the connection to the database was lost: {why}")
     }
@@ -134,7 +190,8 @@ impl Connection for Session {
     ) -> Result<Vec<Vec<Value>>, Trouble> {
         let prepared = self.prepared(statement, parameters)?;
         if self.client.is_closed() {
-            let why = self.end.get().map_or("it was closed", String::as_str);
+            let why = self.end.borrow().clone();
+            let why = why.unwrap_or_else(|| "it was closed".to_owned());
             let message = format!("the connection to the database was lost: {why}");
             return Err(Trouble::new(CONNECTION_DOES_NOT_EXIST, message));
         }
@@ -150,6 +207,17 @@ impl Connection for Session {
                 Err(self.unanswered(&error))
             }
         }
+    }
+}
+
+/// A server that was not reached may be there later. Where neither the server nor the network is at fault, the
+/// configuration is: a password is missing, for one.
+fn not_begun(error: &Error) -> Trouble {
+    let sources = std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source());
+    let is_of_network = error.is_closed() || sources.into_iter().any(|e| e.is::<io::Error>());
+    match is_of_network {
+        true => refused(error, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION),
+        false => refused(error, INVALID_AUTHORIZATION_SPECIFICATION),
     }
 }
 

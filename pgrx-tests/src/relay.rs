@@ -1,0 +1,80 @@
+//! A relay: the program that delivers from outside of the server.
+
+use std::process::{Command, ExitStatus, Stdio};
+
+use crate::directory::ServerDirectory;
+use crate::log::ServerLog;
+use crate::process::{Process, unprivileged};
+use crate::wait;
+
+/// Receivers are on loopback.
+const LOOPBACK: [&str; 4] = [
+    "--allow-networks",
+    "127.0.0.0/8",
+    "--allow-ports",
+    "1-65535",
+];
+
+/// Its fields are dropped in this order: the process ends before its files go.
+pub struct Relay {
+    process: Process,
+    directory: ServerDirectory,
+}
+
+impl Relay {
+    /// The program, without variables of whoever runs the tests; `path` is where cargo has put it.
+    pub fn program(path: &str) -> Command {
+        let mut command = unprivileged(path);
+        command.env_clear().arg("run");
+        command
+    }
+
+    /// Waits until it is connected.
+    #[track_caller]
+    pub fn start(path: &str, connection: &str, options: &[&str]) -> Relay {
+        let mut command = Relay::program(path);
+        command.args(LOOPBACK).args(options).arg(connection);
+        let relay = Relay::spawn(command);
+        relay.wait_for_log("is connected to");
+        relay
+    }
+
+    pub fn spawn(mut command: Command) -> Relay {
+        let directory = ServerDirectory::create("e2e");
+        let log = log(&directory);
+        command.current_dir(directory.path());
+        command.stdin(Stdio::null()).stderr(log.open());
+        Relay {
+            process: Process::spawn(command, libc::SIGKILL),
+            directory,
+        }
+    }
+
+    pub fn log(&self) -> String {
+        log(&self.directory).text()
+    }
+
+    #[track_caller]
+    pub fn wait_for_log(&self, text: &str) {
+        wait::until(&format!("the relay to log {text:?}"), || {
+            let log = self.log();
+            match log.contains(text) {
+                true => Ok(()),
+                false => Err(log),
+            }
+        });
+    }
+
+    /// As a service manager does.
+    pub fn terminate(&self) {
+        self.process.signal(libc::SIGTERM);
+    }
+
+    pub fn wait(&self) -> ExitStatus {
+        self.process.wait()
+    }
+}
+
+fn log(directory: &ServerDirectory) -> ServerLog {
+    ServerLog::new(directory.join("relay.log"))
+}

@@ -1,0 +1,198 @@
+//! How a relay reaches its database, and what it says where it cannot.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use webhook_e2e::{Cluster, Relay};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
+
+/// The only line that a relay writes that ends with this status.
+#[track_caller]
+fn last_word(connection: &str, status: i32) -> String {
+    let mut command = Relay::program(PROGRAM);
+    command.arg(connection);
+    let relay = Relay::spawn(command);
+    assert_eq!(relay.wait().code(), Some(status), "{}", relay.log());
+    let log = relay.log();
+    assert_eq!(log.lines().count(), 1, "{log}");
+    log
+}
+
+#[test]
+fn a_connection_that_cannot_be_made_gets_one_line_and_no_password() {
+    let cluster = Cluster::relayed();
+    let port = cluster.port();
+    let uri = format!("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere");
+    let told = last_word(&uri, 1);
+    assert!(
+        told.contains("database \"nowhere\" does not exist"),
+        "{told}"
+    );
+    assert!(!told.contains("hunter2"), "{told}");
+    let told = last_word("postgresql://postgres:hunter2@127.0.0.1:none/shop", 2);
+    assert!(told.contains("port is not a number"), "{told}");
+    assert!(!told.contains("hunter2"), "{told}");
+    let told = last_word("host=127.0.0.1 sslmode=verify-full", 2);
+    assert!(told.contains("sslrootcert"), "{told}");
+}
+
+#[test]
+fn a_server_that_is_not_there_yet_is_waited_for() {
+    let mut cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 0")
+        .start();
+    cluster.stop();
+    let mut command = Relay::program(PROGRAM);
+    command.arg(cluster.address(cluster.port(), "postgres"));
+    let relay = Relay::spawn(command);
+    relay.wait_for_log("The relay tries again until it can.");
+    cluster.start_server();
+    relay.wait_for_log("is connected to");
+    relay.terminate();
+    assert!(relay.wait().success(), "{}", relay.log());
+}
+
+#[test]
+fn a_password_comes_from_the_environment_or_from_a_file_that_is_ones_own() {
+    let cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 0")
+        .start();
+    let rules = cluster.data_directory().join("pg_hba.conf");
+    let trust = fs::read_to_string(&rules).unwrap();
+    fs::write(
+        &rules,
+        format!("host all carrier all scram-sha-256\n{trust}"),
+    )
+    .unwrap();
+    let make = "CREATE ROLE carrier SUPERUSER LOGIN PASSWORD 'hunter2'";
+    cluster.connect("postgres").batch_execute(make).unwrap();
+    cluster.reload();
+
+    let port = cluster.port();
+    let connection = format!("host=127.0.0.1 port={port} user=carrier dbname=postgres");
+    let told = last_word(&connection, 1);
+    assert!(told.contains("password"), "{told}");
+    let told = last_word(&format!("{connection} password=hunter3"), 1);
+    assert!(told.contains("password authentication failed"), "{told}");
+    assert!(!told.contains("hunter3"), "{told}");
+
+    let file = cluster.data_directory().join("passfile");
+    fs::write(&file, format!("127.0.0.1:{port}:*:carrier:hunter2\n")).unwrap();
+    let relay_with = |variable: &str, value: &str| {
+        let mut command = Relay::program(PROGRAM);
+        command.env(variable, value).arg(&connection);
+        Relay::spawn(command)
+    };
+    let path = file.display().to_string();
+    give_to_the_server(&cluster, &file, 0o644);
+    let relay = relay_with("PGPASSFILE", &path);
+    assert_eq!(relay.wait().code(), Some(1), "{}", relay.log());
+    assert!(
+        relay.log().contains("others may read it"),
+        "{}",
+        relay.log()
+    );
+    give_to_the_server(&cluster, &file, 0o600);
+    for (variable, value) in [("PGPASSFILE", path.as_str()), ("PGPASSWORD", "hunter2")] {
+        let relay = relay_with(variable, value);
+        relay.wait_for_log("is connected to");
+        assert!(!relay.log().contains("hunter2"), "{}", relay.log());
+    }
+}
+
+/// A file of the user that servers and relays run as.
+fn give_to_the_server(cluster: &Cluster, path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let owner = fs::metadata(cluster.data_directory()).unwrap();
+    chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
+}
+
+/// A server with a certificate for `localhost`, and the file of its authority.
+fn encrypted() -> (Cluster, String) {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority_key = KeyPair::generate().unwrap();
+    let authority_pem = authority.self_signed(&authority_key).unwrap().pem();
+    let issuer = Issuer::new(authority, authority_key);
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(["localhost".into()]).unwrap();
+    let certificate = certificate.signed_by(&key, &issuer).unwrap();
+
+    let mut cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 0")
+        .start();
+    let data = cluster.data_directory();
+    for (name, text) in [
+        ("server.crt", certificate.pem()),
+        ("server.key", key.serialize_pem()),
+        ("root.crt", authority_pem),
+    ] {
+        let path = data.join(name);
+        fs::write(&path, text).unwrap();
+        give_to_the_server(&cluster, &path, 0o600);
+    }
+    cluster.configure("ssl = on");
+    cluster.restart();
+    (cluster, data.join("root.crt").display().to_string())
+}
+
+#[test]
+fn sslmode_says_what_of_the_servers_certificate_is_checked() {
+    let (cluster, roots) = encrypted();
+    let port = cluster.port();
+    let connect = |host: &str, tls: &str| {
+        let connection = format!("host={host} port={port} user=postgres dbname=postgres {tls}");
+        Relay::start(PROGRAM, &connection, &[])
+    };
+    let is_encrypted = || -> bool {
+        let encrypted = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+                         WHERE application_name = 'webhook-relay'";
+        cluster
+            .connect("postgres")
+            .query_one(encrypted, &[])
+            .unwrap()
+            .get(0)
+    };
+    for (host, tls, encrypted) in [
+        (
+            "localhost",
+            format!("sslmode=verify-full sslrootcert={roots}"),
+            true,
+        ),
+        (
+            "127.0.0.1",
+            format!("sslmode=verify-ca sslrootcert={roots}"),
+            true,
+        ),
+        ("127.0.0.1", "sslmode=require".to_owned(), true),
+        ("127.0.0.1", "sslmode=prefer".to_owned(), true),
+        ("127.0.0.1", "sslmode=disable".to_owned(), false),
+    ] {
+        let relay = connect(host, &tls);
+        assert_eq!(is_encrypted(), encrypted, "{tls}");
+        relay.terminate();
+        assert!(relay.wait().success(), "{}", relay.log());
+    }
+    for (host, tls, told) in [
+        (
+            "127.0.0.1",
+            format!("sslmode=verify-full sslrootcert={roots}"),
+            "not valid for name",
+        ),
+        (
+            "localhost",
+            "sslmode=verify-ca sslrootcert=system".to_owned(),
+            "UnknownIssuer",
+        ),
+    ] {
+        let mut command = Relay::program(PROGRAM);
+        command.arg(format!(
+            "host={host} port={port} user=postgres dbname=postgres {tls}"
+        ));
+        let relay = Relay::spawn(command);
+        relay.wait_for_log(told);
+    }
+}

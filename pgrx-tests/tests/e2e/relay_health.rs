@@ -1,0 +1,95 @@
+//! How a relay is, as people, probes and service managers learn it.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use serde_json::{Value, json};
+use webhook_e2e::{Cluster, Receiver, Relay, port, wait};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
+
+/// Status and body.
+fn ask(port: u16) -> Option<(u16, Value)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    let request = b"GET /healthz HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    let (_, body) = answer.split_once("\r\n\r\n")?;
+    Some((status, serde_json::from_str(body).ok()?))
+}
+
+#[track_caller]
+fn wait_for(port: u16, wanted: (u16, Value)) {
+    wait::until("the relay to say how it is", || match ask(port) {
+        Some(seen) if seen == wanted => Ok(()),
+        seen => Err(seen),
+    });
+}
+
+#[test]
+fn healthz_says_whether_the_relay_delivers_and_why_not() {
+    let mut cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 0")
+        .start();
+    let database = cluster.database("health");
+    let receiver = Receiver::start();
+    receiver.hold("/orders");
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let port = port::free();
+    let connection = cluster.address(cluster.port(), database.name());
+    let address = format!("127.0.0.1:{port}");
+    let options = ["--http", &address, "--log-format=json", "--grace=0"];
+    let relay = Relay::start(PROGRAM, &connection, &options);
+    let delivering =
+        |in_flight| json!({"state": "delivering", "reason": null, "in_flight": in_flight});
+    wait_for(port, (200, delivering(0)));
+    database.emit("order.created", json!({}));
+    wait_for(port, (200, delivering(1)));
+
+    cluster.stop();
+    wait::until("the relay to say that it does not deliver", || {
+        match ask(port) {
+            Some((503, body)) if body["state"] == "waiting" && body["reason"].is_string() => Ok(()),
+            seen => Err(seen),
+        }
+    });
+    cluster.start_server();
+    wait_for(port, (200, delivering(1)));
+
+    let log = relay.log();
+    let levels = log.lines().map(|line| {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}"));
+        line["level"].as_str().expect("it has a level").to_owned()
+    });
+    assert!(
+        levels.collect::<Vec<_>>().contains(&"WARNING".to_owned()),
+        "{log}"
+    );
+}
+
+#[test]
+fn the_service_manager_is_told_when_the_relay_is_ready_and_when_it_stops() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("service");
+    let name = format!("webhook-relay-{}", port::free());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let manager = UnixDatagram::bind_addr(&address).unwrap();
+    manager.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+    let told = || {
+        let mut buffer = [0; 1000];
+        let length = manager.recv(&mut buffer).expect("the relay says something");
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    let mut command = Relay::program(PROGRAM);
+    command.env("NOTIFY_SOCKET", format!("@{name}"));
+    command.arg(cluster.address(cluster.port(), database.name()));
+    let relay = Relay::spawn(command);
+    assert_eq!(told(), "READY=1\nSTATUS=delivering");
+    relay.terminate();
+    assert_eq!(told(), "STOPPING=1");
+    assert!(relay.wait().success(), "{}", relay.log());
+}

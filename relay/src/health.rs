@@ -1,0 +1,156 @@
+//! How the relay is, for whoever asks: `/healthz` over HTTP, and the service manager.
+
+use std::convert::Infallible;
+use std::env;
+use std::io;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use crate::log;
+
+/// A relay whose last turn is older than this is stuck.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Of whoever asks.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+#[derive(Clone)]
+pub struct Health(Arc<Mutex<Condition>>);
+
+struct Condition {
+    /// Nothing while it delivers; else why not.
+    trouble: Option<String>,
+    in_flight: usize,
+    last_turn: Instant,
+    is_ready: bool,
+}
+
+impl Health {
+    pub fn starting() -> Health {
+        Health(Arc::new(Mutex::new(Condition {
+            trouble: Some("not connected yet".to_owned()),
+            in_flight: 0,
+            last_turn: Instant::now(),
+            is_ready: false,
+        })))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Condition) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn turned(&self, in_flight: usize) {
+        let was_ready = self.change(|condition| {
+            condition.trouble = None;
+            condition.in_flight = in_flight;
+            condition.last_turn = Instant::now();
+            std::mem::replace(&mut condition.is_ready, true)
+        });
+        if !was_ready {
+            tell_service_manager("READY=1\nSTATUS=delivering");
+        }
+    }
+
+    /// It delivers nothing.
+    pub fn is_kept_by(&self, trouble: &str) {
+        let is_new = self.change(|condition| {
+            let is_new = condition.trouble.as_deref() != Some(trouble);
+            condition.trouble = Some(trouble.to_owned());
+            // It has something to say for itself when it is back.
+            condition.is_ready &= !is_new;
+            is_new
+        });
+        if is_new {
+            let trouble = trouble.replace(['\n', '\r'], " ");
+            tell_service_manager(&format!("STATUS={trouble}"));
+        }
+    }
+
+    fn answer(&self) -> (StatusCode, String) {
+        self.change(|condition| {
+            let age = condition.last_turn.elapsed();
+            let trouble = condition.trouble.clone();
+            let stuck = || format!("the last turn was {} s ago", age.as_secs());
+            let trouble = trouble.or_else(|| (age > PATIENCE).then(stuck));
+            let status = match trouble {
+                None => StatusCode::OK,
+                Some(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            let state = if trouble.is_none() {
+                "delivering"
+            } else {
+                "waiting"
+            };
+            let body = json!({"state": state, "reason": trouble, "in_flight": condition.in_flight});
+            (status, format!("{body}\n"))
+        })
+    }
+
+    /// Answers as long as the runtime runs.
+    pub fn serve(&self, runtime: &Runtime, address: SocketAddr) -> io::Result<()> {
+        let listener = runtime.block_on(TcpListener::bind(address))?;
+        let address = listener.local_addr()?;
+        log::log(&format!(
+            "webhook-relay answers at http://{address}/healthz"
+        ));
+        let health = self.clone();
+        runtime.spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let health = health.clone();
+                        tokio::spawn(async move {
+                            let answer = service_fn(|request| health.respond(request));
+                            let connection = hyper::server::conn::http1::Builder::new()
+                                .keep_alive(false)
+                                .serve_connection(TokioIo::new(stream), answer);
+                            let _ = tokio::time::timeout(ANSWER_WITHIN, connection).await;
+                        });
+                    }
+                    // No file descriptor is left, for one.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn respond(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Infallible> {
+        let (status, body) = match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/healthz") => self.answer(),
+            _ => (StatusCode::NOT_FOUND, "ask for /healthz\n".to_owned()),
+        };
+        let mut response = Response::new(Full::new(body.into()));
+        *response.status_mut() = status;
+        Ok(response)
+    }
+}
+
+/// systemd, where the unit has Type=notify. Trouble with it is its own.
+pub fn tell_service_manager(state: &str) {
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let path = path.as_encoded_bytes();
+    let address = match path.strip_prefix(b"@") {
+        Some(name) => UnixAddress::from_abstract_name(name),
+        None => UnixAddress::from_pathname(String::from_utf8_lossy(path).as_ref()),
+    };
+    if let (Ok(socket), Ok(address)) = (UnixDatagram::unbound(), address) {
+        let _ = socket.send_to_addr(state.as_bytes(), &address);
+    }
+}

@@ -1,0 +1,5 @@
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    webhook_relay::main(std::env::args_os())
+}
