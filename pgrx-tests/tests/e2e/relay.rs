@@ -140,3 +140,32 @@ fn a_relay_waits_for_the_extension_and_delivers_when_it_is_there() {
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
 }
+
+#[test]
+fn another_relay_stands_by_and_takes_over_from_one_that_is_killed() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("stand_by");
+    let receiver = Receiver::start();
+    receiver.hold_after("/orders", 1);
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let connection = connection(&database, cluster.port());
+    let first = Relay::start(PROGRAM, &connection, &[]);
+    let sent = database.emit("order.created", json!({}));
+    database.wait_for_status(sent, "SENT");
+    let second = Relay::start(PROGRAM, &connection, &[]);
+    database.wait_until("SELECT count(*) = 2 FROM webhook.sender");
+
+    let in_flight = database.emit("order.created", json!({}));
+    receiver.wait_for_requests(2);
+    let holder = "SELECT sender_id FROM webhook.share";
+    let holder: i32 = database.query_one_value(holder);
+    // With SIGKILL.
+    drop(first);
+    database.wait_until(&format!("SELECT sender_id <> {holder} FROM webhook.share"));
+    receiver.release("/orders");
+    database.wait_for_status(in_flight, "SENT");
+    let requests = receiver.requests();
+    let again = requests.iter().filter(|r| r.event_id() == in_flight);
+    assert_eq!(again.count(), 2, "{}", second.log());
+    assert_eq!(receiver.request_count(), 3);
+}
