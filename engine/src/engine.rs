@@ -430,7 +430,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             next.saturating_duration_since(now)
         });
         next.min(self.config.poll_interval)
-            .min(self.next_look_at_shares.saturating_duration_since(now))
+            .min(self.until_look_at_shares(now))
             .min(self.until_housekeeping(now))
     }
 }

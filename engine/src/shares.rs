@@ -91,12 +91,21 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
+    /// A sender that has all of them looks again when it wakes, and wakes for nothing else than the poll.
+    pub(crate) fn until_look_at_shares(&self, now: Instant) -> Duration {
+        match self.agenda.shares().are_all() {
+            true => Duration::MAX,
+            false => self.next_look_at_shares.saturating_duration_since(now),
+        }
+    }
+
     fn take_shares(&mut self, now: Instant) -> Result<(), Trouble> {
         let sender = self.instance()?;
         let found = self.store.take_shares(sender, self.in_flight())?;
         self.serve(&found);
         if found.are_all() {
-            self.next_look_at_shares = now + self.config.poll_interval;
+            // Not in each turn, and in any case at the next poll.
+            self.next_look_at_shares = now + self.config.poll_interval / 2;
         }
         if !found.given_up.is_empty() {
             if self.has_nothing_of_others() {
