@@ -233,20 +233,23 @@ fn worker_report() -> TableIterator<
 > {
     // SAFETY: a plain read, on the main thread.
     let database = unsafe { pg_sys::MyDatabaseId };
-    let slot = shmem::is_preloaded()
-        .then(|| shmem::read(|registry| registry.slot(database).copied()))
-        .flatten();
-    let no_launcher = launcher::why_none().filter(|_| shmem::is_preloaded());
-    let slot = slot.or_else(|| no_launcher.is_some().then_some(Slot::FREE));
+    let (slot, no_room) = match shmem::is_preloaded() {
+        true => shmem::read(|registry| {
+            let slot = registry.slot(database).copied();
+            (slot, launcher::why_no_room(registry, slot.as_ref()))
+        }),
+        false => (None, None),
+    };
+    let slot = slot.or_else(|| no_room.is_some().then_some(Slot::FREE));
     TableIterator::new(slot.into_iter().map(move |slot| {
-        let state = match no_launcher {
+        let state = match no_room {
             Some(_) => State::NoRoom,
             None => slot.state,
         };
         (
             (slot.worker_pid != 0).then_some(slot.worker_pid),
             Some(state.as_str().to_owned()),
-            no_launcher.clone().or_else(|| slot.reason.to_option()),
+            no_room.clone().or_else(|| slot.reason.to_option()),
             Some(slot.in_flight),
             slot.last_error.to_option(),
             (slot.last_error_at != 0)

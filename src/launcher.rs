@@ -1,27 +1,38 @@
-//! The launcher: keeps one worker for each database that has the extension.
+//! The launcher: keeps one worker for each database that has the extension, as long as there is room.
 //!
-//! It cannot see from outside which databases have it, so it starts a worker in each that it has not
-//! examined; one that finds no extension says so in its slot and ends. The slots in shared memory are the
-//! whole truth: a worker clears its own when it ends, however it ends, and a crash clears them all.
+//! It is connected to no database, and cannot see which of them have it; a worker can see that of all
+//! (`store::survey`). So it asks one, and whoever creates the extension later tells it. A database without it
+//! has no slot.
+//!
+//! It starts one worker, waits until that is at work or has ended, and starts the next. Where the server has
+//! too few processes the databases take turns (`turns`). The slots in shared memory are the whole truth: a
+//! worker clears its own when it ends, however it ends, and a crash clears them all.
+
+mod databases;
+mod turns;
 
 use crate::notice;
-use crate::owner::{self, Problem};
+use crate::owner::Problem;
 use crate::pg_compat;
 use crate::settings;
-use crate::shmem::{self, Slot, State, Text};
+use crate::shmem::{self, Registry, Slot, State, Text};
 use crate::wake;
+use databases::Database;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder};
 use pgrx::prelude::*;
-use std::ffi::CStr;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Covers what sends no signal: a database that became connectable or ceased to be a template.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// A worker that has not attached by then never will.
+/// A worker that is not at work by then does not keep the others waiting.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-const NO_ROOM_RETRY: Duration = Duration::from_secs(5);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+/// Where something is under way or there is no room; events of that sort wake the launcher too, most of the
+/// time.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A place that a worker has just left is taken until the postmaster has seen the process end.
+const SHORTAGE: Duration = Duration::from_millis(500);
 
 /// Whether the postmaster has taken the launcher; set before it starts any process.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -45,16 +56,16 @@ pub fn register() {
     }
 }
 
-/// Why there is no launcher and never will be, if so.
-pub fn why_none() -> Option<String> {
-    (!REGISTERED.load(Ordering::Relaxed))
-        .then(|| no_launcher() + "; raise it in postgresql.conf and restart the server")
+fn no_launcher() -> String {
+    format!(
+        "max_worker_processes = {} leaves no room for the launcher of webhook workers",
+        max_worker_processes()
+    )
 }
 
-fn no_launcher() -> String {
+fn max_worker_processes() -> usize {
     // SAFETY: a plain read, on the main thread.
-    let most = unsafe { pg_sys::max_worker_processes };
-    format!("max_worker_processes = {most} leaves no room for the launcher of webhook workers")
+    usize::try_from(unsafe { pg_sys::max_worker_processes }).unwrap_or_default()
 }
 
 #[pg_guard]
@@ -67,9 +78,9 @@ pub extern "C-unwind" fn webhook_launcher_main(_argument: pg_sys::Datum) {
     // SAFETY: the callback stays loaded and takes no argument.
     unsafe { pg_sys::on_shmem_exit(Some(detach), pg_sys::Datum::from(0)) };
 
-    let mut reported = Reported::default();
+    let mut launcher = Launcher::default();
     loop {
-        let next_look = look(&mut reported);
+        let next_look = launcher.look();
         wake::wait_for_latch(next_look);
         settings::reload_if_asked();
     }
@@ -80,223 +91,327 @@ unsafe extern "C-unwind" fn detach(_code: i32, _argument: pg_sys::Datum) {
     shmem::write(|registry| registry.launcher_proc = shmem::NO_PROC);
 }
 
-/// What was said once and need not be said at every look.
 #[derive(Default)]
-struct Reported {
-    no_room: bool,
-    too_many: bool,
+struct Launcher {
+    starting: Option<Start>,
+    /// Databases of which it is known whether they have the extension; one without a slot has it not, or has
+    /// since told us.
+    known: HashSet<pg_sys::Oid>,
+    /// Those that the survey is about that is wanted.
+    surveyed: Option<HashSet<pg_sys::Oid>>,
+    /// Since when databases have waited for a worker that the postmaster has no room for.
+    short_since: Option<Duration>,
+    /// What was said once and need not be said at every look.
+    said_shortage: bool,
+    said_too_many: bool,
+    said_problem: Option<String>,
 }
 
-/// Starts what is missing; says after what time to look again.
-fn look(reported: &mut Reported) -> Duration {
-    let databases = connectable_databases();
-    let oids: Vec<pg_sys::Oid> = databases.iter().map(|database| database.oid).collect();
-    let ignored = shmem::write(|registry| {
-        registry.keep_only(&oids);
-        oids.iter()
-            .filter(|oid| registry.slot_or_new(**oid).is_none())
-            .count()
-    });
-    if ignored > 0 && !std::mem::replace(&mut reported.too_many, true) {
-        warning!(
-            "webhook watches at most {} databases; {ignored} get no worker",
-            shmem::MAX_DATABASES
-        );
-    }
-
-    let mut next_look = LOOK_EVERY;
-    for database in &databases {
-        match shmem::write(|registry| decide(registry, database)) {
-            Decision::Nothing => {}
-            Decision::LookAgainIn(delay) => next_look = next_look.min(delay),
-            Decision::Refuse(problem) => notice::warn(
-                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-                format!(
-                    "no webhook worker for database \"{}\": {}",
-                    database.name, problem.what
-                ),
-                &problem.remedy,
-            ),
-            Decision::Start => {
-                if start_worker(database) {
-                    reported.no_room = false;
-                } else {
-                    next_look = next_look.min(NO_ROOM_RETRY);
-                    report_no_room(database, &mut reported.no_room);
+impl Launcher {
+    /// Starts the next worker if one is missing; says after what time to look again.
+    fn look(&mut self) -> Duration {
+        let databases = databases::connectable();
+        self.tidy(&databases);
+        let now = shmem::monotonic_now();
+        if self.is_starting(now) {
+            return LOOK_AGAIN;
+        }
+        let line = shmem::write(|registry| turns::line(registry, now));
+        if line.all_have_workers {
+            self.short_since = None;
+            self.said_shortage = false;
+        }
+        for oid in line.waiting.iter().chain(&line.resting) {
+            let Some(database) = databases.iter().find(|database| database.oid == *oid) else {
+                continue;
+            };
+            match databases::role_for(database) {
+                Err(problem) => refuse(database, &problem),
+                Ok(role) => {
+                    self.start(database, role, now);
+                    if self.starting.is_none() && !line.waiting.is_empty() {
+                        shmem::write(|registry| turns::make_room(registry, &line.waiting, now));
+                        self.report_shortage(now);
+                    }
+                    return LOOK_AGAIN;
                 }
             }
         }
-    }
-    next_look
-}
-
-enum Decision<'a> {
-    Nothing,
-    LookAgainIn(Duration),
-    Start,
-    /// Said once, and looked at again each time.
-    Refuse(&'a Problem),
-}
-
-fn decide<'a>(registry: &mut shmem::Registry, database: &'a Database) -> Decision<'a> {
-    let now = shmem::monotonic_now();
-    // One at a time where it is not known whether the extension is there: most workers will end at once,
-    // and those that are needed must find room.
-    let examining = registry
-        .slots()
-        .any(|slot| slot.state == State::Starting && age(slot, now) < START_TIMEOUT);
-    let Some(slot) = registry.slot_mut(database.oid) else {
-        return Decision::Nothing;
-    };
-    if slot.worker_pid != 0 || slot.state == State::NoExtension {
-        return Decision::Nothing;
-    }
-    if slot.stopped_for != 0 {
-        if is_alive(slot.stopped_for) {
-            return Decision::LookAgainIn(Duration::from_secs(1));
+        match self.see_to_survey(&databases, now) {
+            true => LOOK_AGAIN,
+            false => line.next.min(LOOK_EVERY),
         }
-        slot.stopped_for = 0;
     }
-    let pause = match slot.state {
-        State::Starting => START_TIMEOUT,
-        State::NoRoom => NO_ROOM_RETRY,
-        State::Stopped => backoff(slot.failures),
-        // The one that is examined wakes us when it has ended or is at work.
-        _ if examining => return Decision::LookAgainIn(Duration::from_secs(1)),
-        _ => Duration::ZERO,
-    };
-    let left = pause.saturating_sub(age(slot, now));
-    if !left.is_zero() {
-        return Decision::LookAgainIn(left);
+
+    /// Frees the slots that are not needed, and wants a survey where there are databases of which nothing is
+    /// known.
+    fn tidy(&mut self, databases: &[Database]) {
+        let oids: HashSet<pg_sys::Oid> = databases.iter().map(|database| database.oid).collect();
+        let too_many = shmem::write(|registry| {
+            let without = registry.free_unneeded(|database| oids.contains(&database));
+            self.known.extend(without);
+            if !registry.survey_wanted
+                && let Some(surveyed) = self.surveyed.take()
+            {
+                self.known.extend(surveyed);
+            }
+            self.known.retain(|database| oids.contains(database));
+            if registry.unserved > 0 && !registry.is_full() {
+                registry.unserved = 0;
+                self.known.clear();
+            }
+            if self.surveyed.is_none() && !oids.is_subset(&self.known) {
+                registry.survey_wanted = true;
+                self.surveyed = Some(oids);
+            }
+            registry.unserved
+        });
+        if too_many > 0 && !self.said_too_many {
+            warning!(
+                "webhook serves at most {} databases; {too_many} more have the extension",
+                shmem::MAX_DATABASES
+            );
+        }
+        self.said_too_many = too_many > 0;
     }
-    match &database.role {
-        // Nothing of ours is anywhere yet, or somebody has renamed the role.
-        None => Decision::Nothing,
-        Some(Err(problem)) => {
-            let reason = Text::new(&format!("{}; {}", problem.what, problem.remedy));
-            let is_news =
-                slot.state != State::Refused || slot.reason.to_option() != reason.to_option();
-            slot.state = State::Refused;
-            slot.reason = reason;
-            if is_news {
-                Decision::Refuse(problem)
-            } else {
-                Decision::Nothing
+
+    /// Has somebody make the survey that is wanted: those who are at work, or a worker in a database of which
+    /// nothing is known. One that finds no extension there ends.
+    fn see_to_survey(&mut self, databases: &[Database], now: Duration) -> bool {
+        if self.surveyed.is_none() {
+            return false;
+        }
+        let asked = shmem::read(|registry| {
+            let at_work = registry.slots().filter(|s| s.at_work_since.is_some());
+            at_work
+                .map(|slot| wake::set_latch_of(slot.worker_proc))
+                .count()
+        });
+        if asked > 0 {
+            return true;
+        }
+        let mut problem = None;
+        for database in databases.iter().filter(|d| !self.known.contains(&d.oid)) {
+            match databases::role_for(database) {
+                Ok(role) => {
+                    self.start_survey(database, role, now);
+                    return true;
+                }
+                Err(found) => problem = problem.or(Some(found)),
             }
         }
-        Some(Ok(role)) => {
-            slot.role = *role;
-            slot.say(State::Starting, "");
-            slot.changed_at = Some(now);
-            Decision::Start
+        if let Some(problem) = problem
+            && self.said_problem.as_ref() != Some(&problem.what)
+        {
+            notice::warn(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!(
+                    "webhook cannot see which databases have the extension: {}",
+                    problem.what
+                ),
+                &problem.remedy,
+            );
+            self.said_problem = Some(problem.what);
+        }
+        false
+    }
+
+    fn start_survey(&mut self, database: &Database, role: pg_sys::Oid, now: Duration) {
+        if shmem::write(|registry| registry.slot_or_new(database.oid).is_none()) {
+            return;
+        }
+        self.start(database, role, now);
+        if self.starting.is_none() {
+            // Nobody knows whether it needs a worker: it must not count among those who wait.
+            shmem::write(|registry| registry.free(database.oid));
         }
     }
-}
 
-/// None after a clean end, then half a second doubling to a minute.
-fn backoff(failures: u32) -> Duration {
-    match failures {
-        0 => Duration::ZERO,
-        n => (Duration::from_millis(250) * 2u32.pow(n.min(10))).min(LONGEST_BACKOFF),
+    /// Whether the worker that was asked for last is still on its way.
+    fn is_starting(&mut self, now: Duration) -> bool {
+        let on_its_way = self.starting.as_ref().is_some_and(|start| {
+            let is_at_work = shmem::read(|registry| {
+                let slot = registry.slot(start.database);
+                slot.is_none_or(|slot| slot.at_work_since.is_some())
+            });
+            !is_at_work && !start.has_ended() && now.saturating_sub(start.since) < START_TIMEOUT
+        });
+        if !on_its_way {
+            self.starting = None;
+        }
+        on_its_way
     }
-}
 
-fn age(slot: &Slot, now: Duration) -> Duration {
-    (slot.changed_at).map_or(Duration::MAX, |then| now.saturating_sub(then))
-}
-
-fn is_alive(pid: i32) -> bool {
-    // SAFETY: looks the pid up in the server's own array of processes.
-    unsafe { !pg_sys::BackendPidGetProc(pid).is_null() }
-}
-
-fn start_worker(database: &Database) -> bool {
-    // The postmaster's field has 96 bytes, and it takes only ASCII.
-    let ascii = |c: char| if c.is_ascii() { c } else { '?' };
-    let name: String = database.name.chars().map(ascii).take(64).collect();
-    let started = BackgroundWorkerBuilder::new(&format!("webhook worker for {name}"))
-        .set_type("webhook worker")
-        .set_library("webhook")
-        .set_function("webhook_worker_main")
-        .set_argument(Some(pg_sys::Datum::from(database.oid)))
-        .enable_spi_access()
-        .set_restart_time(None)
-        .load_dynamic()
-        .is_ok();
-    if !started {
+    /// The worker finds in its slot what it needs, so that is written first.
+    fn start(&mut self, database: &Database, role: pg_sys::Oid, now: Duration) {
+        let changed_at = shmem::write(|registry| {
+            let slot = registry.slot_mut(database.oid)?;
+            slot.role = role;
+            slot.say(State::Starting, "");
+            slot.changed_at.replace(now)
+        });
+        self.starting = Start::of(database, now);
+        if self.starting.is_some() {
+            self.short_since = None;
+            return;
+        }
+        // It keeps its place in the line.
         shmem::write(|registry| {
             if let Some(slot) = registry.slot_mut(database.oid) {
-                slot.say(State::NoRoom, "no background worker is free; raise max_worker_processes and restart the server");
+                slot.say(State::NoRoom, "");
+                slot.changed_at = changed_at;
             }
         });
     }
-    started
-}
 
-fn report_no_room(database: &Database, reported: &mut bool) {
-    if !std::mem::replace(reported, true) {
-        let message = format!(
-            "no background worker is free to deliver the webhooks of database \"{}\"",
-            database.name
-        );
-        notice::warn(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            message,
-            "Raise max_worker_processes in postgresql.conf and restart the server; until then it is tried again every few seconds.",
-        );
-    }
-}
-
-/// The server's DATCONNLIMIT_INVALID_DB: what an interrupted DROP DATABASE leaves behind.
-const INVALID_DATABASE: i32 = -2;
-
-struct Database {
-    oid: pg_sys::Oid,
-    name: String,
-    /// As which a worker connects to it, or why none can; nothing where there is no such role.
-    role: Option<Result<pg_sys::Oid, Problem>>,
-}
-
-/// Read by a scan of the shared catalog, as autovacuum does: without a database there is no SQL.
-fn connectable_databases() -> Vec<Database> {
-    let mut databases = Vec::new();
-    // SAFETY: a catalog scan in a transaction of its own; the tuples are copied before it ends.
-    unsafe {
-        pg_sys::SetCurrentStatementStartTimestamp();
-        pg_sys::StartTransactionCommand();
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        // Whoever changed something wakes us before telling all caches of it.
-        pg_sys::InvalidateSystemCaches();
-        let owner = owner::find();
-        let relation =
-            pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);
-        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
-        loop {
-            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
-            if tuple.is_null() {
-                break;
-            }
-            let row = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_database>(tuple);
-            let dropped_halfway = (*row).datconnlimit == INVALID_DATABASE;
-            if (*row).datallowconn && !(*row).datistemplate && !dropped_halfway {
-                let name = CStr::from_ptr((*row).datname.data.as_ptr()).to_string_lossy();
-                databases.push(Database {
-                    oid: (*row).oid,
-                    role: owner.map(|role| {
-                        owner::problem(role)
-                            .or_else(|| owner::connect_problem(role, (*row).oid, &name))
-                            .map_or(Ok(role), Err)
-                    }),
-                    name: name.into_owned(),
-                });
-            }
+    fn report_shortage(&mut self, now: Duration) {
+        let since = *self.short_since.get_or_insert(now);
+        if self.said_shortage || now.saturating_sub(since) < SHORTAGE {
+            return;
         }
-        pg_sys::table_endscan(scan);
-        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
-        pg_sys::PopActiveSnapshot();
-        pg_sys::CommitTransactionCommand();
+        let numbers = shmem::read(Numbers::of);
+        if numbers.databases <= numbers.workers {
+            return;
+        }
+        self.said_shortage = true;
+        notice::warn_with_detail(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!(
+                "{} of {} databases with the extension webhook have no worker: no background worker is free",
+                numbers.databases - numbers.workers,
+                numbers.databases
+            ),
+            &format!(
+                "max_worker_processes = {}; webhook has its launcher and {} workers among them. Databases take turns.",
+                max_worker_processes(),
+                numbers.workers
+            ),
+            &format!(
+                "Set max_worker_processes to {} or more in postgresql.conf and restart the server.",
+                numbers.enough_processes()
+            ),
+        );
     }
-    databases
+}
+
+/// A worker that the postmaster was asked for.
+struct Start {
+    database: pg_sys::Oid,
+    handle: *mut pg_sys::BackgroundWorkerHandle,
+    since: Duration,
+}
+
+impl Start {
+    /// Nothing where there is no room.
+    fn of(database: &Database, since: Duration) -> Option<Start> {
+        // The postmaster's field has 96 bytes, and it takes only ASCII.
+        let ascii = |c: char| if c.is_ascii() { c } else { '?' };
+        let name: String = database.name.chars().map(ascii).take(64).collect();
+        // SAFETY: a plain read, on the main thread.
+        let pid = unsafe { pg_sys::MyProcPid };
+        let builder = BackgroundWorkerBuilder::new(&format!("webhook worker for {name}"))
+            .set_type("webhook worker")
+            .set_library("webhook")
+            .set_function("webhook_worker_main")
+            .set_argument(Some(pg_sys::Datum::from(database.oid)))
+            .enable_spi_access()
+            .set_restart_time(None)
+            // The postmaster wakes us when it has seen the process end, and its place is free.
+            .set_notify_pid(pid);
+        let mut worker = pg_sys::BackgroundWorker::from(&builder);
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: main thread, outside of any transaction: the handle is made in a context that lives on.
+        let registered =
+            unsafe { pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle) };
+        registered.then(|| Start {
+            database: database.oid,
+            handle,
+            since,
+        })
+    }
+
+    fn has_ended(&self) -> bool {
+        use pg_sys::BgwHandleStatus::{BGWH_NOT_YET_STARTED, BGWH_STARTED};
+        let mut pid = 0;
+        // SAFETY: the handle lives as long as this.
+        let status = unsafe { pg_sys::GetBackgroundWorkerPid(self.handle, &mut pid) };
+        !matches!(status, BGWH_STARTED | BGWH_NOT_YET_STARTED)
+    }
+}
+
+impl Drop for Start {
+    fn drop(&mut self) {
+        // SAFETY: the server has made it by palloc, and nobody else has it.
+        unsafe { pg_sys::pfree(self.handle.cast()) };
+    }
+}
+
+/// Said once, and looked at again each time.
+fn refuse(database: &Database, problem: &Problem) {
+    let reason = Text::new(&format!("{}; {}", problem.what, problem.remedy));
+    let is_news = shmem::write(|registry| {
+        let slot = registry.slot_mut(database.oid)?;
+        let is_news = slot.state != State::Refused || slot.reason.to_option() != reason.to_option();
+        slot.state = State::Refused;
+        slot.reason = reason;
+        Some(is_news)
+    });
+    if is_news == Some(true) {
+        notice::warn(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!(
+                "no webhook worker for database \"{}\": {}",
+                database.name, problem.what
+            ),
+            &problem.remedy,
+        );
+    }
+}
+
+struct Numbers {
+    databases: usize,
+    workers: usize,
+}
+
+impl Numbers {
+    fn of(registry: &Registry) -> Self {
+        let not_for_want_of_room =
+            |slot: &Slot| matches!(slot.state, State::NoExtension | State::Refused);
+        let slots = || registry.slots();
+        Numbers {
+            databases: slots().filter(|slot| !not_for_want_of_room(slot)).count(),
+            workers: registry.places.max(registry.workers()),
+        }
+    }
+
+    fn enough_processes(&self) -> usize {
+        max_worker_processes() + self.databases.saturating_sub(self.workers)
+    }
+}
+
+/// Why the database with this slot has no worker, if it is for want of room, and what helps.
+pub fn why_no_room(registry: &Registry, slot: Option<&Slot>) -> Option<String> {
+    if !REGISTERED.load(Ordering::Relaxed) {
+        return Some(no_launcher() + "; raise it in postgresql.conf and restart the server");
+    }
+    match slot {
+        Some(slot) if slot.state == State::NoRoom => {
+            let numbers = Numbers::of(registry);
+            Some(format!(
+                "{} databases take turns with {} workers, because max_worker_processes = {}; set it to {} or more and \
+                 restart the server",
+                numbers.databases,
+                numbers.workers,
+                max_worker_processes(),
+                numbers.enough_processes()
+            ))
+        }
+        None if registry.is_full() => Some(format!(
+            "webhook serves at most {} databases of a server, and so many others have the extension",
+            shmem::MAX_DATABASES
+        )),
+        _ => None,
+    }
 }
 
 /// Wakes the launcher when the database's worker has ended.
@@ -306,9 +421,15 @@ pub fn worker_ended(database: pg_sys::Oid) {
             slot.worker_pid = 0;
             slot.worker_proc = shmem::NO_PROC;
             slot.in_flight = 0;
+            slot.at_work_since = None;
             slot.changed_at = Some(shmem::monotonic_now());
+            let made_room = slot.asked_for_room_at.take().is_some();
             if !matches!(slot.state, State::NoExtension | State::Unexamined) {
-                slot.say(State::Stopped, "");
+                let state = match made_room {
+                    true => State::NoRoom,
+                    false => State::Stopped,
+                };
+                slot.say(state, "");
             }
         }
     });

@@ -4,7 +4,14 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 pub fn warn(code: PgSqlErrorCode, message: String, hint: &str) {
+    warn_with_detail(code, message, "", hint);
+}
+
+pub fn warn_with_detail(code: PgSqlErrorCode, message: String, detail: &str, hint: &str) {
     let mut report = ErrorReport::new(code, message, function_name!());
+    if !detail.is_empty() {
+        report = report.set_detail(detail);
+    }
     if !hint.is_empty() {
         report = report.set_hint(hint);
     }

@@ -6,12 +6,12 @@ use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Databases that are watched at the same time.
+/// Databases that are served: those that have the extension.
 pub const MAX_DATABASES: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nobody has looked yet whether the extension is there, or somebody asked to look again.
+    /// No worker has been started yet, or somebody asked to look again.
     Unexamined,
     /// The postmaster has been asked for a worker.
     Starting,
@@ -22,7 +22,7 @@ pub enum State {
     NoExtension,
     /// The worker has ended and is to come back.
     Stopped,
-    /// The postmaster had no room for a worker.
+    /// The postmaster has no room for a worker: the database waits for its turn.
     NoRoom,
     /// The role that the worker connects as is not safe, or may not connect; the reason says what helps.
     Refused,
@@ -87,6 +87,14 @@ pub struct Slot {
     /// When the launcher asked for the worker, or the worker ended; nothing where neither has happened yet. By
     /// `monotonic_now()`: the clock on the wall may be set.
     pub changed_at: Option<Duration>,
+    /// Since when a worker has been at work, or had this turn; by the same clock, as all that follows.
+    pub at_work_since: Option<Duration>,
+    /// Nothing is in flight and nothing due.
+    pub is_idle: bool,
+    /// Other databases wait for a process.
+    pub asked_for_room_at: Option<Duration>,
+    /// When the database needs a worker again that has made room.
+    pub due_at: Duration,
     /// Starts in a row that ended in an error.
     pub failures: u32,
     /// A backend is about to drop, rename, move or copy the database: its pid; no worker until it is done.
@@ -107,6 +115,10 @@ impl Slot {
         last_error: Text::EMPTY,
         last_error_at: 0,
         changed_at: None,
+        at_work_since: None,
+        is_idle: false,
+        asked_for_room_at: None,
+        due_at: Duration::ZERO,
         failures: 0,
         stopped_for: 0,
         told: Told::NOTHING,
@@ -134,6 +146,12 @@ pub fn monotonic_now() -> Duration {
 #[derive(Clone, Copy)]
 pub struct Registry {
     pub launcher_proc: i32,
+    /// The launcher does not know of all databases whether they have the extension.
+    pub survey_wanted: bool,
+    /// The most workers that there were since there is no room for all; zero where there is.
+    pub places: usize,
+    /// Databases that have the extension and found no slot.
+    pub unserved: usize,
     slots: [Slot; MAX_DATABASES],
 }
 
@@ -144,6 +162,9 @@ impl Default for Registry {
     fn default() -> Self {
         Registry {
             launcher_proc: NO_PROC,
+            survey_wanted: false,
+            places: 0,
+            unserved: 0,
             slots: [Slot::FREE; MAX_DATABASES],
         }
     }
@@ -179,6 +200,17 @@ impl Registry {
         Some(slot)
     }
 
+    pub fn free(&mut self, database: pg_sys::Oid) {
+        if let Some(slot) = self.slot_mut(database) {
+            *slot = Slot::FREE;
+        }
+    }
+
+    /// How many there are.
+    pub fn workers(&self) -> usize {
+        self.slots().filter(|slot| slot.worker_pid != 0).count()
+    }
+
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
         self.slots
             .iter()
@@ -191,13 +223,25 @@ impl Registry {
             .filter(|slot| slot.database != pg_sys::InvalidOid)
     }
 
-    /// Frees the slots of databases that are no more.
-    pub fn keep_only(&mut self, databases: &[pg_sys::Oid]) {
-        for slot in &mut self.slots {
-            if slot.worker_pid == 0 && !databases.contains(&slot.database) {
+    /// Whether another database could have no slot.
+    pub fn is_full(&self) -> bool {
+        self.slots().count() == MAX_DATABASES
+    }
+
+    /// Frees the slots of databases that are there no more, and of those without the extension, and says
+    /// which the latter are.
+    pub fn free_unneeded(&mut self, exists: impl Fn(pg_sys::Oid) -> bool) -> Vec<pg_sys::Oid> {
+        let mut without = Vec::new();
+        for slot in self.slots_mut().filter(|slot| slot.worker_pid == 0) {
+            let has_none = slot.state == State::NoExtension && slot.stopped_for == 0;
+            if has_none {
+                without.push(slot.database);
+            }
+            if has_none || !exists(slot.database) {
                 *slot = Slot::FREE;
             }
         }
+        without
     }
 }
 

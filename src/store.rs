@@ -133,6 +133,23 @@ fn set(name: &CStr, value: &CStr) {
     }
 }
 
+/// The databases that have a schema of ours: everything of the extension belongs to one role, and what a role
+/// owns in any database stands in a shared catalog.
+pub fn survey() -> Result<Vec<pg_sys::Oid>, Trouble> {
+    const SURVEY: &str = "SELECT DISTINCT dbid FROM pg_shdepend
+        WHERE refclassid = 'pg_authid'::regclass AND refobjid = 'webhook_owner'::regrole AND deptype = 'o'
+          AND classid = 'pg_namespace'::regclass";
+    transaction(|client| {
+        let rows = client.select(SURVEY, None, &[])?;
+        let databases = rows.map(|row| row.get::<pg_sys::Oid>(1));
+        Ok(databases
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .flatten()
+            .collect())
+    })
+}
+
 /// Before anything is sent: gives a copy of the server that is one of its own now another identity.
 pub fn recognise_installation() -> Result<(), Trouble> {
     transaction(|client| {

@@ -84,32 +84,27 @@ pub fn worker_now() {
 fn tell_worker(told: &Told) {
     // SAFETY: a plain read, on the main thread.
     let database = unsafe { pg_sys::MyDatabaseId };
-    let worker = shmem::write(|registry| {
-        registry.slot_mut(database).map_or(shmem::NO_PROC, |slot| {
-            slot.told.add(told);
-            slot.worker_proc
-        })
-    });
-    if worker != shmem::NO_PROC {
-        set_latch_of(worker);
-    } else {
-        launcher_for(database);
-    }
-}
-
-/// Asks the launcher to look whether this database needs a worker now.
-fn launcher_for(database: pg_sys::Oid) {
-    let news = shmem::write(|registry| {
+    let listener = shmem::write(|registry| {
+        let launcher = registry.launcher_proc;
         let slot = registry.slot_or_new(database)?;
-        let asleep = slot.state == State::NoExtension;
-        if asleep {
-            slot.say(State::Unexamined, "");
+        let is_first = slot.told.is_nothing();
+        slot.told.add(told);
+        if slot.worker_proc != shmem::NO_PROC {
+            return Some(slot.worker_proc);
         }
-        Some(asleep || slot.state == State::Refused || slot.changed_at.is_none())
+        // Does the database need a worker now, and the launcher not know it?
+        let is_news = match slot.state {
+            State::NoExtension => {
+                slot.say(State::Unexamined, "");
+                true
+            }
+            State::Refused => true,
+            State::NoRoom => is_first,
+            _ => slot.changed_at.is_none(),
+        };
+        is_news.then_some(launcher)
     });
-    if news == Some(true) {
-        launcher();
-    }
+    set_latch_of(listener.unwrap_or(shmem::NO_PROC));
 }
 
 pub fn launcher() {

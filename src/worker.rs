@@ -31,6 +31,11 @@ const GRACE: Duration = Duration::from_secs(2);
 /// A worker that has not ended by then is stuck somewhere, and ends without putting anything in order: the next one
 /// recovers its claims. Whoever stops the server or drops the database waits no longer than 6 s.
 const PATIENCE: Duration = Duration::from_millis(4500);
+/// A worker that sleeps no longer than this is busy.
+const SHORT: Duration = Duration::from_millis(100);
+/// A database that has made room for others needs no worker for so long, if nothing is due and no commit
+/// wakes it: for its upkeep.
+const LONGEST_ABSENCE: Duration = Duration::from_secs(60);
 
 #[pg_guard]
 #[unsafe(no_mangle)]
@@ -44,6 +49,8 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     unsafe { pg_sys::on_shmem_exit(Some(detach), argument) };
     pg_compat::connect_worker_as(role, database);
     store::prepare_session();
+
+    survey_if_wanted(database);
 
     let mut store = SqlStore {
         connection: SpiConnection::default(),
@@ -80,6 +87,15 @@ fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
             slot.say(State::Unexamined, "");
             return None;
         }
+        // What follows is new, and looks at everything.
+        *slot = Slot {
+            told: Told::NOTHING,
+            at_work_since: None,
+            is_idle: false,
+            asked_for_room_at: None,
+            due_at: Duration::ZERO,
+            ..*slot
+        };
         // SAFETY: a plain read, on the main thread.
         slot.worker_pid = unsafe { pg_sys::MyProcPid };
         slot.worker_proc = pg_compat::my_proc_number();
@@ -87,6 +103,24 @@ fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
         slot.failures += 1;
         Some(slot.role)
     })
+}
+
+/// Tells the launcher, where it wants to know, which databases have the extension.
+fn survey_if_wanted(database: pg_sys::Oid) {
+    if !shmem::read(|registry| registry.survey_wanted) {
+        return;
+    }
+    match store::survey() {
+        Ok(found) => shmem::write(|registry| {
+            let found = found.into_iter();
+            let without_slot = found.filter(|oid| registry.slot_or_new(*oid).is_none());
+            registry.unserved = without_slot.count();
+            registry.survey_wanted = false;
+        }),
+        // The launcher asks again.
+        Err(trouble) => return report_error(database, &trouble.message),
+    }
+    wake::launcher();
 }
 
 #[pg_guard]
@@ -122,24 +156,37 @@ fn find_sql_that_can_be_worked_with(
             say(database, |slot| {
                 slot.say(State::Held, &problem);
                 slot.failures = 0;
+                let now = shmem::monotonic_now();
+                slot.at_work_since = Some(now);
+                slot.is_idle = true;
+                slot.due_at = now + LONGEST_ABSENCE;
             });
             wake::launcher();
         }
         wake::wait_for_latch(Settings::current().poll_interval);
         serve_interrupts();
         settings::reload_if_asked();
-        if pg_compat::is_terminated() || is_wanted(database) {
+        survey_if_wanted(database);
+        if pg_compat::is_terminated() || call(database).is_some() {
             return Ok(Found::Interrupted);
         }
     }
 }
 
-/// Whether a command wants the database for itself.
-fn is_wanted(database: pg_sys::Oid) -> bool {
+enum Call {
+    /// A command wants the database for itself.
+    Leave,
+    /// Other databases wait for a process.
+    MakeRoom,
+}
+
+fn call(database: pg_sys::Oid) -> Option<Call> {
     shmem::read(|registry| {
-        registry
-            .slot(database)
-            .is_some_and(|slot| slot.stopped_for != 0)
+        let slot = registry.slot(database)?;
+        if slot.stopped_for != 0 {
+            return Some(Call::Leave);
+        }
+        slot.asked_for_room_at.map(|_| Call::MakeRoom)
     })
 }
 
@@ -176,7 +223,9 @@ struct Worker {
     setup: Setup,
     engine: Engine<SqlStore<SpiConnection>, Pool>,
     shortage: Shortage,
-    reported: Option<(State, i32)>,
+    /// Claims nothing more, and leaves when nothing is in flight.
+    makes_room: bool,
+    reported: Option<(State, i32, bool)>,
 }
 
 impl Worker {
@@ -212,6 +261,7 @@ impl Worker {
                 examined.database,
             ),
             shortage: Shortage::default(),
+            makes_room: false,
             reported: None,
         })
     }
@@ -226,7 +276,7 @@ impl Worker {
             self.tell_notices();
             match turned {
                 Ok(pause) => {
-                    self.report_state();
+                    self.report_state(pause);
                     if self.wait(pause) {
                         return self.stop();
                     }
@@ -252,11 +302,11 @@ impl Worker {
     /// Sleeps until a commit, an outcome, a signal, or the end of the pause; says whether it is to stop.
     fn wait(&mut self, pause: Duration) -> bool {
         let pause = self.shortage.pause(pause);
-        if pause > Duration::from_millis(100) {
+        if pause > SHORT {
             store::flush_statistics();
             self.shortage.give_back_memory(self.engine.in_flight());
         }
-        if pg_compat::is_terminated() {
+        if pg_compat::is_terminated() || self.has_made_room() {
             return true;
         }
         if wait_for_latch_or(self.engine.wire(), pause) {
@@ -268,7 +318,14 @@ impl Worker {
             self.engine.configure(config(&self.settings));
             self.set_up();
         }
-        pg_compat::is_terminated() || is_wanted(self.database)
+        survey_if_wanted(self.database);
+        let call = call(self.database);
+        self.makes_room = matches!(call, Some(Call::MakeRoom));
+        pg_compat::is_terminated() || matches!(call, Some(Call::Leave)) || self.has_made_room()
+    }
+
+    fn has_made_room(&self) -> bool {
+        self.makes_room && self.engine.in_flight() == 0
     }
 
     /// What commits have told.
@@ -323,26 +380,31 @@ impl Worker {
         } else if memory::is_short() {
             let reason = "memory is short; it goes on when there is some again";
             Some((Hold::Claiming, State::Held, reason))
+        } else if self.makes_room {
+            Some((Hold::Claiming, State::Running, ""))
         } else {
             None
         }
     }
 
-    fn report_state(&mut self) {
+    fn report_state(&mut self, pause: Duration) {
         let (state, reason) = self
             .hold()
             .map_or((State::Running, ""), |(_, state, reason)| (state, reason));
         let in_flight = i32::try_from(self.engine.in_flight()).unwrap_or(i32::MAX);
-        if self.reported.is_none() {
-            // It starts the workers one after the other.
-            wake::launcher();
-        }
-        if self.reported.replace((state, in_flight)) != Some((state, in_flight)) {
+        let report = (state, in_flight, in_flight == 0 && pause > SHORT);
+        let last = self.reported.replace(report);
+        if last != Some(report) {
             say(self.database, |slot| {
                 slot.say(state, reason);
-                slot.in_flight = in_flight;
+                (_, slot.in_flight, slot.is_idle) = report;
                 slot.failures = 0;
+                slot.at_work_since.get_or_insert_with(shmem::monotonic_now);
             });
+        }
+        if last.is_none() {
+            // It starts the workers one after the other.
+            wake::launcher();
         }
     }
 
@@ -362,13 +424,25 @@ impl Worker {
 
     /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
     fn stop(&mut self) {
+        let back_in = self.makes_room.then(|| self.absence());
         self.engine.stop(GRACE, |pool, left| {
             wait_for_latch_or(pool, left);
             serve_interrupts();
         });
         self.tell_notices();
-        say(self.database, |slot| slot.failures = 0);
+        say(self.database, |slot| {
+            slot.failures = 0;
+            slot.due_at = back_in.map_or(Duration::ZERO, |time| shmem::monotonic_now() + time);
+        });
         log!("webhook worker for database \"{}\" stopped", self.name);
+    }
+
+    /// How long the database needs no worker.
+    fn absence(&self) -> Duration {
+        match self.settings.enabled && !is_read_only() {
+            true => self.engine.next_due().min(LONGEST_ABSENCE),
+            false => LONGEST_ABSENCE,
+        }
     }
 }
 
@@ -421,8 +495,12 @@ fn wait_for_latch_or(pool: &Pool, timeout: Duration) -> bool {
             milliseconds as std::ffi::c_long,
             pg_sys::PG_WAIT_EXTENSION,
         );
-        pg_sys::ResetLatch(pg_sys::MyLatch);
-        happened as u32 & pg_sys::WL_LATCH_SET != 0
+        let latch = happened as u32 & pg_sys::WL_LATCH_SET != 0;
+        // Set since, it is seen by the next wait.
+        if latch {
+            pg_sys::ResetLatch(pg_sys::MyLatch);
+        }
+        latch
     }
 }
 

@@ -173,6 +173,15 @@ impl Agenda {
         self.turning_away.iter().copied().collect()
     }
 
+    /// In how long something is due; at once where that is not known.
+    pub fn earliest(&self, now: Instant) -> Duration {
+        if self.look.number == 0 || self.look.after_endpoint.is_some() || self.look.again {
+            return Duration::ZERO;
+        }
+        let first = self.by_time.first();
+        first.map_or(Duration::MAX, |(due, _)| due.saturating_duration_since(now))
+    }
+
     /// The next time at which something becomes due that is not due yet, or all endpoints are to be looked at.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         if self.look.after_endpoint.is_some() || self.look.again {

@@ -142,6 +142,11 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.last_error.as_deref()
     }
 
+    /// In how long something is due, as far as is known.
+    pub fn next_due(&self) -> Duration {
+        self.agenda.earliest(Instant::now())
+    }
+
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }

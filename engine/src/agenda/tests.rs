@@ -133,3 +133,22 @@ fn an_endpoint_that_turns_away_is_asked_for_only_when_a_probe_may_go() {
     agenda.learn(&due(1, Some(0)), now);
     assert!(agenda.turning_away().is_empty());
 }
+
+#[test]
+fn the_earliest_is_known_once_all_were_looked_at() {
+    let mut agenda = of_everything();
+    let now = Instant::now();
+    assert_eq!(agenda.earliest(now), Duration::ZERO);
+    agenda.look_after(now);
+    assert_eq!(agenda.earliest(now), Duration::ZERO);
+    agenda.looked_at(&[], now, POLL);
+    assert_eq!(agenda.earliest(now), Duration::MAX);
+    let (soon, late) = (Duration::from_secs(7), Duration::from_secs(70));
+    for (id, due_in) in [(1, late), (2, soon)] {
+        agenda.wake(Wake::Endpoint { id, due_in }, now);
+    }
+    assert_eq!(agenda.earliest(now), soon);
+    assert_eq!(agenda.earliest(now + late), Duration::ZERO);
+    agenda.wake(Wake::Anything, now);
+    assert_eq!(agenda.earliest(now), Duration::ZERO);
+}

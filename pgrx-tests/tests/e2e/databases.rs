@@ -287,38 +287,6 @@ fn errors_of_other_commands_keep_their_details() {
     assert!(context.contains("INSERT INTO orders"), "{in_a_block:?}");
 }
 
-#[test]
-fn too_few_worker_processes_is_said() {
-    // The launcher, the server's own launcher of logical replication, and one more.
-    let cluster = Cluster::builder()
-        .setting("max_worker_processes = 3")
-        .start();
-    let receiver = Receiver::start();
-    let served = cluster.database("served");
-    worker::pid(&served);
-    // The worker that looked into another database may still have had its place when this one was to start.
-    let complaints = || {
-        cluster
-            .log()
-            .matches("no background worker is free")
-            .count()
-    };
-    let before = complaints();
-    let waiting = [cluster.database("waiting"), cluster.database("waiting")];
-    for database in &waiting {
-        database.wait_until(
-            "SELECT state = 'no worker' AND reason LIKE '%max_worker_processes%' FROM webhook_status()",
-        );
-        database.add_endpoint("orders", &receiver.url("/orders"));
-        database.emit("order.created", json!({}));
-    }
-    assert_eq!(complaints() - before, 1, "{}", cluster.log());
-    assert_eq!(receiver.request_count(), 0);
-
-    drop(served);
-    receiver.wait_for_requests(1);
-}
-
 #[track_caller]
 fn run(cluster: &Cluster, sql: &str) {
     let result = cluster.connect("postgres").batch_execute(sql);

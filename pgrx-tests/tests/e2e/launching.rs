@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
-use webhook_e2e::{Cluster, Receiver, worker};
+use webhook_e2e::{Cluster, Receiver, wait, worker};
 
 /// The server's own launcher of logical replication, and ours.
 const LAUNCHERS: usize = 2;
@@ -25,25 +26,171 @@ fn a_server_without_room_for_the_launcher_says_so() {
     assert!(cluster.log().contains("HINT:  Raise max_worker_processes"));
 }
 
+/// A server with room for so many workers, and no crash to survive.
+fn cluster_with_room_for(workers: usize) -> Cluster {
+    let processes = LAUNCHERS + workers;
+    Cluster::builder()
+        .setting(&format!("max_worker_processes = {processes}"))
+        .setting("fsync = off")
+        .start()
+}
+
+fn shortages(cluster: &Cluster) -> Vec<String> {
+    let log = cluster.log();
+    let told = log.lines().filter(|line| line.contains("have no worker"));
+    told.map(str::to_owned).collect()
+}
+
 #[test]
-fn databases_are_examined_one_after_the_other() {
-    let mut cluster = Cluster::builder()
-        .setting(&format!("max_worker_processes = {}", LAUNCHERS + 4))
-        .start();
+fn databases_without_the_extension_need_no_room() {
+    let mut cluster = cluster_with_room_for(2);
     let receiver = Receiver::start();
-    let served = cluster.database("served");
-    served.add_endpoint("orders", &receiver.url("/orders"));
-    let mut others: Vec<_> = (0..16).map(|_| cluster.plain_database("plain")).collect();
-    let last = others.pop().unwrap();
-    last.create_extension();
+    let _others: Vec<_> = (0..14).map(|_| cluster.plain_database("plain")).collect();
+    let served = [cluster.database("served"), cluster.database("served")];
+    for database in &served {
+        database.add_endpoint("orders", &receiver.url("/orders"));
+    }
+    cluster.restart();
+    for database in &served {
+        let event = database.emit("order.created", json!({}));
+        database.wait_for_status(event, "SENT");
+    }
+    assert_eq!(shortages(&cluster), Vec::<String>::new());
+    let log = cluster.log();
+    assert_eq!(
+        log.matches("webhook worker for database").count(),
+        6,
+        "{log}"
+    );
+}
+
+#[test]
+fn two_databases_among_three_hundred_are_served_at_once() {
+    let mut cluster = cluster_with_room_for(2);
+    let receiver = Receiver::start();
+    let first = cluster.database("first");
+    let mut session = cluster.connect("postgres");
+    for n in 1..=300 {
+        let create = format!("CREATE DATABASE plain_{n} TEMPLATE template0 STRATEGY file_copy");
+        session.batch_execute(&create).unwrap();
+    }
+    drop(session);
+    let last = cluster.database("last");
+    for database in [&first, &last] {
+        database.add_endpoint("orders", &receiver.url("/orders"));
+    }
     worker::pid(&last);
 
     cluster.restart();
-    worker::pid(&last);
-    let event = served.emit("order.created", json!({}));
-    served.wait_for_status(event, "SENT");
+    let begun = Instant::now();
+    for database in [&first, &last] {
+        let event = database.emit("order.created", json!({}));
+        database.wait_for_status(event, "SENT");
+    }
+    // Tenths of a second as a rule; a process for each of the others would take ten times as long.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    let launcher: i32 = first.query_one_value(
+        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
+    );
+    assert!(worker::computed(launcher) < Duration::from_millis(500));
     let log = cluster.log();
-    assert!(!log.contains("no background worker is free"), "{log}");
+    assert!(!log.contains("WARNING:"), "{log}");
+}
+
+#[test]
+fn databases_that_outnumber_the_worker_processes_take_turns_and_all_deliver() {
+    const DATABASES: usize = 16;
+    let cluster = cluster_with_room_for(6);
+    let receiver = Receiver::start();
+    let databases: Vec<_> = (0..DATABASES)
+        .map(|_| cluster.database("crowded"))
+        .collect();
+    for (n, database) in databases.iter().enumerate() {
+        database.add_endpoint("orders", &receiver.url(&format!("/{n}")));
+    }
+    for round in 1..=2 {
+        for database in &databases {
+            database.emit("order.created", json!({}));
+        }
+        for n in 0..DATABASES {
+            receiver.wait_for_requests_to(&format!("/{n}"), round);
+        }
+    }
+
+    // A turn that ends says when the next one is needed: nobody commits anything in between.
+    let later = "SELECT webhook_emit('order.created', deliver_at => now() + interval '5 s')";
+    databases
+        .iter()
+        .for_each(|database| database.execute(later));
+    for n in 0..DATABASES {
+        receiver.wait_for_requests_to(&format!("/{n}"), 3);
+    }
+
+    let waits = databases.iter().map(worker::state_and_reason);
+    let (_, reason) = waits
+        .into_iter()
+        .find(|(state, _)| state == "no worker")
+        .expect("some wait for their turn");
+    let remedy = "16 databases take turns with 6 workers, because max_worker_processes = 8; set it to 18 or more and \
+                  restart the server";
+    assert_eq!(reason, remedy);
+}
+
+#[test]
+fn a_shortage_of_worker_processes_is_said_once_with_its_numbers() {
+    let cluster = cluster_with_room_for(1);
+    let receiver = Receiver::start();
+    let databases: Vec<_> = (0..3).map(|_| cluster.database("crowded")).collect();
+    for database in &databases {
+        database.add_endpoint("orders", &receiver.url("/orders"));
+        let event = database.emit("order.created", json!({}));
+        database.wait_for_status(event, "SENT");
+    }
+    wait::until_true("the shortage to be said", || {
+        !shortages(&cluster).is_empty()
+    });
+    let log = cluster.log();
+    let said = shortages(&cluster);
+    assert_eq!(said.len(), 1, "{log}");
+    assert!(log.contains("DETAIL:  max_worker_processes = 3"), "{log}");
+    assert!(log.contains("HINT:  Set max_worker_processes to "), "{log}");
+
+    let turns = "databases take turns with 1 workers, because max_worker_processes = 3";
+    let waiting = databases.iter().find(|database| {
+        let (state, reason) = worker::state_and_reason(database);
+        state == "no worker" && reason.contains(turns)
+    });
+    let waiting = waiting.expect("two of three wait");
+    waiting.wait_until(&format!(
+        "SELECT count(*) = 1 FROM webhook_why() AS why
+         WHERE why LIKE 'Nothing is delivered now: there is no worker (% {turns}%'"
+    ));
+    let name = waiting.name().to_owned();
+    let (left, others): (Vec<_>, Vec<_>) = databases.into_iter().partition(|d| d.name() == name);
+    drop(others);
+    worker::pid(&left[0]);
+}
+
+#[test]
+fn a_database_with_work_gets_its_turn_beside_one_that_never_rests() {
+    let cluster = cluster_with_room_for(1);
+    let receiver = Receiver::start();
+    let busy = cluster.database("busy");
+    busy.add_endpoint_with("orders", &receiver.url("/busy"), "rate_limit => 25");
+    busy.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 2000)");
+    receiver.wait_for_requests_to("/busy", 1);
+
+    let patient = cluster.database("patient");
+    patient.add_endpoint("orders", &receiver.url("/patient"));
+    let event = patient.emit("order.created", json!({}));
+    patient.wait_for_status(event, "SENT");
+    let before = receiver.requests_to("/busy").len();
+    assert!(before < 2000, "{before}");
+    receiver.wait_for_requests_to("/busy", before + 1);
+    let ids = receiver.requests_to("/busy");
+    let sent: std::collections::HashSet<_> = ids.iter().map(|r| r.header("webhook-id")).collect();
+    assert_eq!(sent.len(), ids.len(), "a turn that ends repeats nothing");
 }
 
 #[test]
@@ -56,20 +203,24 @@ fn a_clock_that_is_set_back_delays_no_worker() {
         .variable("FAKETIME_NO_CACHE", "1")
         .variable("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         .start();
-    let served = cluster.database("served");
-    worker::pid(&served);
-    let waiting = cluster.database("waiting");
-    waiting.wait_until(
-        "SELECT state = 'no worker' AND reason LIKE '%max_worker_processes%' FROM webhook_status()",
-    );
-
-    let before: String = waiting.query_one_value("SELECT clock_timestamp()::text");
+    let receiver = Receiver::start();
+    let databases = [cluster.database("first"), cluster.database("second")];
+    for database in &databases {
+        database.add_endpoint("orders", &receiver.url("/orders"));
+    }
+    let before: String = databases[0].query_one_value("SELECT clock_timestamp()::text");
     clock.set("-1h");
-    waiting.wait_until(&format!(
+    databases[0].wait_until(&format!(
         "SELECT clock_timestamp() < timestamptz '{before}' - interval '50 min'"
     ));
-    drop(served);
-    worker::pid(&waiting);
+    // One place for both, and what an endpoint gets now was not due an hour ago.
+    for database in databases.iter().chain(&databases) {
+        let event = database.emit("order.created", json!({}));
+        database.wait_for_status(event, "SENT");
+    }
+    let pid = worker::pid(&databases[1]);
+    worker::terminate(&databases[1], pid);
+    worker::successor(&databases[1], pid);
 }
 
 /// Of the Debian package faketime.

@@ -203,7 +203,7 @@ fn a_worker_does_not_start_as_a_role_that_somebody_could_use() {
 
 #[test]
 fn the_grant_that_a_worker_needs_to_connect_is_given_or_named() {
-    let cluster = Cluster::start();
+    let mut cluster = Cluster::start();
     let database = cluster.plain_database("closed");
     let name = database.name();
     database.execute(&format!("REVOKE CONNECT ON DATABASE {name} FROM PUBLIC"));
@@ -225,6 +225,11 @@ fn the_grant_that_a_worker_needs_to_connect_is_given_or_named() {
     wait::until_true("the log to name the grant", || {
         cluster.log().contains(&grant)
     });
+    // Nobody has told the launcher of the database since.
+    cluster.restart();
+    database.wait_until(&format!(
+        "SELECT state = 'no worker' AND reason LIKE '%{grant}%' FROM webhook_status()"
+    ));
     let event = database.emit("order.created", json!({}));
 
     database.execute(&grant);
