@@ -87,7 +87,7 @@ unsafe extern "C-unwind" fn process_utility(
             ),
         }
         if commits_prepared {
-            pgrx_extern_c_guard(wake::worker_now);
+            pgrx_extern_c_guard(wake::prepared_committed);
         }
     }
 }
@@ -119,6 +119,11 @@ unsafe fn before(node: *mut pg_sys::Node) {
         if database.is_some() || is_a(node, pg_sys::NodeTag::T_CreatedbStmt) || changes_rights(node)
         {
             wake::launcher_at_end();
+        }
+        if is_a(node, pg_sys::NodeTag::T_AlterDatabaseSetStmt)
+            || is_a(node, pg_sys::NodeTag::T_AlterRoleSetStmt)
+        {
+            wake::settings_at_commit();
         }
         if let Some(database) = database {
             wait_until_worker_leaves(database);

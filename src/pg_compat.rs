@@ -196,6 +196,24 @@ pub fn forget_cancellation() {
     unsafe { (&raw mut pg_sys::QueryCancelPending).write_volatile(0) };
 }
 
+/// All settings that there are now.
+pub fn all_settings() -> Vec<*mut pg_sys::config_generic> {
+    // SAFETY: main thread; the array has as many entries as it is said to have. From 16 on it is a copy.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let (first, count) = (pg_sys::get_guc_variables(), pg_sys::GetNumConfigOptions());
+        #[cfg(not(feature = "pg15"))]
+        let (first, count) = {
+            let mut count = 0;
+            (pg_sys::get_guc_variables(&mut count), count)
+        };
+        let settings = std::slice::from_raw_parts(first, count as usize).to_vec();
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::pfree(first.cast());
+        settings
+    }
+}
+
 /// # Safety
 /// The description is valid, and outlives the slice.
 pub unsafe fn attributes<'a>(

@@ -1,5 +1,7 @@
 //! The settings, as postgresql.conf knows them.
 
+pub mod per_database;
+
 use crate::notice;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};

@@ -146,6 +146,8 @@ pub fn monotonic_now() -> Duration {
 #[derive(Clone, Copy)]
 pub struct Registry {
     pub launcher_proc: i32,
+    /// Commits so far that changed what is set for databases or roles.
+    pub settings_changes: u64,
     /// The launcher does not know of all databases whether they have the extension.
     pub survey_wanted: bool,
     /// The most workers that there were since there is no room for all; zero where there is.
@@ -162,6 +164,7 @@ impl Default for Registry {
     fn default() -> Self {
         Registry {
             launcher_proc: NO_PROC,
+            settings_changes: 0,
             survey_wanted: false,
             places: 0,
             unserved: 0,

@@ -7,6 +7,7 @@ mod install;
 mod uninstall;
 
 use crate::pg_compat;
+use crate::settings::per_database::{self, ServerSettings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
@@ -147,6 +148,15 @@ pub fn survey() -> Result<Vec<pg_sys::Oid>, Trouble> {
             .into_iter()
             .flatten()
             .collect())
+    })
+}
+
+/// Applies what is set for this database and role now, in place of what was set before.
+pub fn apply_settings(of_the_server: &ServerSettings) -> Result<(), Trouble> {
+    of_the_server.restore();
+    transaction(|_| {
+        per_database::apply();
+        Ok(())
     })
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 static CALLBACK_REGISTERED: AtomicBool = AtomicBool::new(false);
 static LAUNCHER_AT_END: AtomicBool = AtomicBool::new(false);
+static SETTINGS_AT_COMMIT: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// What this transaction has to tell the worker, if it commits.
@@ -41,6 +42,14 @@ pub fn launcher_at_end() {
     }
 }
 
+/// Has all workers read what is set for their databases when the current transaction commits.
+pub fn settings_at_commit() {
+    if shmem::is_preloaded() {
+        register_callback();
+        SETTINGS_AT_COMMIT.store(true, Ordering::Relaxed);
+    }
+}
+
 fn register_callback() {
     if !CALLBACK_REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: registered once per backend, and the function stays loaded.
@@ -61,11 +70,15 @@ unsafe extern "C-unwind" fn at_transaction_end(
         return;
     }
     let launcher = LAUNCHER_AT_END.swap(false, Ordering::Relaxed);
+    let settings = SETTINGS_AT_COMMIT.swap(false, Ordering::Relaxed);
     // An error after the commit would take the whole server down: whatever happens here stays here.
     let _ = std::panic::catch_unwind(|| {
         let told = TO_TELL.replace(Told::NOTHING);
         if event == XACT_EVENT_COMMIT && !told.is_nothing() {
             tell_worker(&told);
+        }
+        if event == XACT_EVENT_COMMIT && settings {
+            settings_changed();
         }
         if launcher {
             ddl_hook::let_workers_return();
@@ -74,11 +87,21 @@ unsafe extern "C-unwind" fn at_transaction_end(
     });
 }
 
-/// Has the worker of this backend's database look at everything.
-pub fn worker_now() {
+/// A prepared transaction was committed, that may have done anything.
+pub fn prepared_committed() {
     if shmem::is_preloaded() {
         tell_worker(&Told::ANYTHING);
+        settings_changed();
     }
+}
+
+fn settings_changed() {
+    shmem::write(|registry| {
+        registry.settings_changes += 1;
+        registry
+            .slots()
+            .for_each(|slot| set_latch_of(slot.worker_proc));
+    });
 }
 
 fn tell_worker(told: &Told) {

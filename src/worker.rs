@@ -10,6 +10,7 @@ use crate::launcher;
 use crate::memory;
 use crate::notice;
 use crate::pg_compat;
+use crate::settings::per_database::ServerSettings;
 use crate::settings::{self, Settings};
 use crate::shmem::{self, Slot, State, Text};
 use crate::store::{self, SpiConnection};
@@ -47,6 +48,10 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     };
     // SAFETY: the callback stays loaded; the argument is a plain number.
     unsafe { pg_sys::on_shmem_exit(Some(detach), argument) };
+    let session = Session {
+        of_the_server: ServerSettings::note(),
+        changes_seen: shmem::read(|registry| registry.settings_changes),
+    };
     pg_compat::connect_worker_as(role, database);
     store::prepare_session();
 
@@ -61,7 +66,7 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
         },
     };
     match find_sql_that_can_be_worked_with(&mut store, database) {
-        Ok(Found::Sql(examined)) => match Worker::start(database, store, examined) {
+        Ok(Found::Sql(examined)) => match Worker::start(database, session, store, examined) {
             Ok(mut worker) => worker.run(),
             Err(trouble) => report_error(database, &trouble.message),
         },
@@ -216,8 +221,28 @@ fn report_error(database: pg_sys::Oid, message: &str) {
     warning!("webhook worker: {message}");
 }
 
+/// The settings that were applied when the worker connected, or since.
+struct Session {
+    of_the_server: ServerSettings,
+    changes_seen: u64,
+}
+
+impl Session {
+    /// Applies what was set for the database or the role since; says whether there was something.
+    fn apply_changes(&mut self) -> Result<bool, Trouble> {
+        let changes = shmem::read(|registry| registry.settings_changes);
+        if changes == self.changes_seen {
+            return Ok(false);
+        }
+        store::apply_settings(&self.of_the_server)?;
+        self.changes_seen = changes;
+        Ok(true)
+    }
+}
+
 struct Worker {
     database: pg_sys::Oid,
+    session: Session,
     name: String,
     settings: Settings,
     setup: Setup,
@@ -231,6 +256,7 @@ struct Worker {
 impl Worker {
     fn start(
         database: pg_sys::Oid,
+        session: Session,
         store: SqlStore<SpiConnection>,
         examined: Examined,
     ) -> Result<Self, Trouble> {
@@ -250,6 +276,7 @@ impl Worker {
         })?;
         Ok(Worker {
             database,
+            session,
             name: examined.database.clone(),
             settings,
             setup,
@@ -313,7 +340,11 @@ impl Worker {
             self.hear();
         }
         serve_interrupts();
-        if settings::reload_if_asked() {
+        let is_changed = self.session.apply_changes().unwrap_or_else(|trouble| {
+            report_error(self.database, &trouble.message);
+            false
+        });
+        if settings::reload_if_asked() || is_changed {
             self.settings = Settings::current();
             self.engine.configure(config(&self.settings));
             self.set_up();

@@ -18,6 +18,7 @@ mod coalescing;
 mod commit_unknown;
 mod concurrency;
 mod copies;
+mod database_settings;
 mod databases;
 mod dead_letter;
 mod delivery;

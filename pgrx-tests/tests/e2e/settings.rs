@@ -293,8 +293,8 @@ fn read_only_default_makes_it_wait_quietly() {
             &[],
         )
         .unwrap();
-    worker::terminate(&database, second);
     database.wait_for_status(event, "SENT");
+    assert_eq!(worker::pid(&database), second);
 }
 
 #[test]

@@ -1,0 +1,125 @@
+//! What is set for a database or for the worker's role reaches the worker that runs.
+
+use serde_json::json;
+use webhook_e2e::{Cluster, Database, Receiver, worker};
+
+/// Where only commits wake the worker.
+fn woken_by_commits_alone() -> Cluster {
+    Cluster::builder()
+        .setting("webhook.poll_interval = '1h'")
+        .start()
+}
+
+/// Whether the worker logs an attempt that succeeds, as webhook.keep_attempts = all has it do.
+#[track_caller]
+fn logs_success(database: &Database) -> bool {
+    let event = database.emit("quick", json!({}));
+    database.wait_for_status(event, "SENT");
+    database.query_one_value(&format!(
+        "SELECT EXISTS (SELECT FROM webhook.attempt WHERE event_id = '{event}')"
+    ))
+}
+
+#[test]
+fn a_setting_of_the_database_reaches_the_worker_that_runs() {
+    let cluster = woken_by_commits_alone();
+    let (database, receiver) = (cluster.database("set"), Receiver::start());
+    receiver.hold("/slow");
+    for name in ["slow", "quick"] {
+        let options = format!("event_types => '{{{name}}}'");
+        database.add_endpoint_with(name, &receiver.url(&format!("/{name}")), &options);
+    }
+    let slow = database.emit("slow", json!({}));
+    receiver.wait_for_requests_to("/slow", 1);
+    let pid = worker::pid(&database);
+    assert!(!logs_success(&database));
+
+    let mut elsewhere = cluster.connect("postgres");
+    let name = database.name();
+    for (command, logs) in [
+        ("ALTER DATABASE {} SET webhook.keep_attempts = 'all'", true),
+        (
+            "ALTER DATABASE {} SET webhook.keep_attempts = 'failed'",
+            false,
+        ),
+        ("ALTER DATABASE {} SET webhook.keep_attempts = 'all'", true),
+        (
+            "BEGIN; ALTER DATABASE {} RESET webhook.keep_attempts; ROLLBACK",
+            true,
+        ),
+        ("ALTER DATABASE {} RESET webhook.keep_attempts", false),
+        (
+            "ALTER ROLE webhook_owner IN DATABASE {} SET webhook.keep_attempts = 'all'",
+            true,
+        ),
+        (
+            "ALTER ROLE webhook_owner SET webhook.keep_attempts = 'failed'",
+            true,
+        ),
+        ("ALTER ROLE webhook_owner IN DATABASE {} RESET ALL", false),
+        ("ALTER ROLE ALL SET webhook.keep_attempts = 'all'", false),
+        ("ALTER ROLE webhook_owner RESET ALL", true),
+        ("ALTER ROLE ALL RESET ALL", false),
+    ] {
+        elsewhere
+            .batch_execute(&command.replace("{}", name))
+            .unwrap();
+        assert_eq!(logs_success(&database), logs, "{command}");
+    }
+
+    receiver.release("/slow");
+    database.wait_for_status(slow, "SENT");
+    assert_eq!(receiver.requests_to("/slow").len(), 1);
+    assert_eq!(worker::pid(&database), pid);
+    assert_eq!(worker::complaints(&cluster, pid), Vec::<String>::new());
+}
+
+#[test]
+fn a_setting_that_is_reset_has_the_value_of_the_server_again() {
+    let mut cluster = Cluster::builder()
+        .setting("webhook.keep_attempts = 'all'")
+        .start();
+    let (database, receiver) = (cluster.database("reset"), Receiver::start());
+    let name = database.name().to_owned();
+    database.execute(&format!(
+        "ALTER DATABASE {name} SET webhook.keep_attempts = 'failed'"
+    ));
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let first = worker::pid(&database);
+    worker::terminate(&database, first);
+    let pid = worker::successor(&database, first);
+    assert!(
+        !logs_success(&database),
+        "it was set when the worker connected"
+    );
+
+    let reset = format!("ALTER DATABASE {name} RESET webhook.keep_attempts");
+    database.execute(&reset);
+    assert!(logs_success(&database));
+
+    let set = format!("ALTER DATABASE {name} SET webhook.keep_attempts = 'all'");
+    database.execute(&set);
+    cluster.configure("webhook.keep_attempts = 'failed'");
+    cluster.reload();
+    assert!(logs_success(&database), "the database comes first");
+    database.execute(&reset);
+    assert!(!logs_success(&database), "the line that was hidden");
+    assert_eq!(worker::pid(&database), pid);
+}
+
+#[test]
+fn a_prepared_transaction_sets_something_when_it_is_committed() {
+    let cluster = Cluster::builder()
+        .setting("webhook.poll_interval = '1h'")
+        .setting("max_prepared_transactions = 5")
+        .start();
+    let (database, receiver) = (cluster.database("prepared"), Receiver::start());
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    database.execute(&format!(
+        "BEGIN; ALTER DATABASE {} SET webhook.keep_attempts = 'all'; PREPARE TRANSACTION 'set'",
+        database.name()
+    ));
+    assert!(!logs_success(&database));
+    database.execute("COMMIT PREPARED 'set'");
+    assert!(logs_success(&database));
+}
