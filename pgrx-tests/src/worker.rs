@@ -93,11 +93,26 @@ pub fn private_memory(pid: c_int) -> u64 {
 /// How often its main thread has gone to sleep so far.
 #[track_caller]
 pub fn sleeps(pid: c_int) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/task/{pid}/status"));
-    let status = status.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
+    sleeps_of(pid, &pid.to_string()).unwrap_or_else(|| panic!("no process {pid}"))
+}
+
+/// How often its other threads have, those that are there now.
+#[track_caller]
+pub fn sleeps_of_other_threads(pid: c_int) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
+    let threads = tasks.filter_map(|task| task.ok()?.file_name().into_string().ok());
+    threads
+        .filter(|thread| *thread != pid.to_string())
+        .filter_map(|thread| sleeps_of(pid, &thread))
+        .sum()
+}
+
+fn sleeps_of(pid: c_int, thread: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
     let count = (status.lines()).find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     let count = count.expect("the kernel counts context switches");
-    count.trim().parse().expect("the count is a number")
+    Some(count.trim().parse().expect("the count is a number"))
 }
 
 /// The time that its main thread has computed so far.

@@ -6,6 +6,7 @@ mod alert_loops;
 mod alert_trouble;
 mod alerts;
 mod api;
+mod at_rest;
 mod backfill;
 mod bounds;
 mod breaker;

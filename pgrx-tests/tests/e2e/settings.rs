@@ -1,7 +1,6 @@
 //! What the settings do, and what the worker says of itself.
 
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 use postgres::NoTls;
 use serde_json::json;
@@ -110,23 +109,6 @@ fn a_changed_max_in_flight_applies_on_reload_to_the_worker_that_runs() {
     database.wait_until("SELECT count(*) = 0 FROM webhook.delivery_queue");
 }
 
-/// However many requests were in flight: one that touches the database, and one that sends.
-#[test]
-fn an_idle_worker_has_two_threads() {
-    let cluster = Cluster::start();
-    let (database, receiver) = (cluster.database("idle"), Receiver::start());
-    let url = receiver.url("/orders").replace("127.0.0.1", "localhost");
-    database.add_endpoint("orders", &url);
-    database.execute("SELECT webhook_emit('order.created') FROM generate_series(1, 100)");
-    database.wait_until("SELECT count(*) = 100 FROM webhook.delivery WHERE status = 'SENT'");
-    // The thread that looked the name up goes a few seconds later.
-    let pid = worker::pid(&database);
-    wait::until("two threads", || match worker::threads(pid) {
-        2 => Ok(()),
-        others => Err(others),
-    });
-}
-
 #[test]
 fn a_shorter_poll_interval_applies_on_reload() {
     let mut cluster = Cluster::builder()
@@ -228,43 +210,6 @@ fn the_worker_is_webhook_owner_and_can_be_nobody_else() {
     database.wait_for_status(event, "FAILED");
     let seen: String = database.query_one_value("SELECT a::text FROM audit a");
     assert_eq!(seen, "(webhook_owner,webhook_owner,42501)");
-}
-
-#[test]
-fn an_idle_worker_holds_no_transaction_and_does_not_spin() {
-    const WINDOW: Duration = Duration::from_secs(2);
-    let cluster = Cluster::start();
-    let database = cluster.database("idle");
-    let receiver = Receiver::start();
-    database.add_endpoint("orders", &receiver.url("/orders"));
-    let event = database.emit("order.created", json!({}));
-    database.wait_for_status(event, "SENT");
-
-    let worker = worker::pid(&database);
-    let launcher: i32 = database.query_one_value(
-        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
-    );
-    for pid in [worker, launcher] {
-        database.wait_until(&format!(
-            "SELECT xact_start IS NULL AND backend_xmin IS NULL AND backend_xid IS NULL
-             FROM pg_stat_activity WHERE pid = {pid}"
-        ));
-    }
-    let begun = Instant::now();
-    let before = [worker, launcher].map(worker::sleeps);
-    wait::until_true("the window to pass", || begun.elapsed() >= WINDOW);
-    let after = [worker, launcher].map(worker::sleeps);
-    let seconds = begun.elapsed().as_secs();
-    for (name, before, after) in [
-        ("worker", before[0], after[0]),
-        ("launcher", before[1], after[1]),
-    ] {
-        let wakes = after - before;
-        assert!(
-            wakes < 5 * seconds,
-            "the {name} woke {wakes} times in {seconds} s"
-        );
-    }
 }
 
 #[test]
