@@ -327,7 +327,8 @@ CREATE TYPE webhook.outcome AS (
     event_type      text,
     attempts        int,
     created_at      timestamptz,
-    keep_sent       boolean
+    keep_sent       boolean,
+    ordering_key    text
 );
 
 -- Each run of a sender has a number of its own. It signs its claims with it and holds an advisory lock on it: 35_senders.sql.

@@ -74,6 +74,7 @@ CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) 
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_for_wrapper';
 
+-- The same for one endpoint. With a minus, the endpoint itself has changed.
 CREATE OR REPLACE FUNCTION webhook.wake_endpoint(endpoint_id int, due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_endpoint_wrapper';

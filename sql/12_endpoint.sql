@@ -228,16 +228,16 @@ CREATE OR REPLACE TRIGGER forget_removed_endpoint AFTER INSERT ON webhook.endpoi
     FOR EACH ROW EXECUTE FUNCTION webhook.forget_removed_endpoint();
 ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER forget_removed_endpoint;
 
-CREATE OR REPLACE FUNCTION webhook.wake_worker() RETURNS trigger
+CREATE OR REPLACE FUNCTION webhook.wake_for_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM webhook.wake();
+    PERFORM webhook.wake_endpoint(-NEW.id, now());
     RETURN NULL;
 END $$;
 
--- Resumed, adopted or given another URL: the worker looks at once. By row, since settle() updates none most of the time.
+-- Resumed, adopted or given other limits: the worker asks for it at once.
 CREATE OR REPLACE TRIGGER wake AFTER UPDATE ON webhook.endpoint
-    FOR EACH ROW EXECUTE FUNCTION webhook.wake_worker();
+    FOR EACH ROW EXECUTE FUNCTION webhook.wake_for_endpoint();
 
 CREATE OR REPLACE FUNCTION webhook.require_endpoint(address text) RETURNS int
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

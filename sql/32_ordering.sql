@@ -99,18 +99,22 @@ END $$;
 -- Their turn has come: followers wait for nothing but their time.
 CREATE OR REPLACE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    earliest timestamptz;
 BEGIN
-    UPDATE webhook.delivery_queue SET waits_for = NULL
-    WHERE ctid = ANY (ARRAY(
-        SELECT q.row_id FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
-        CROSS JOIN LATERAL (
-            SELECT q.ctid AS row_id FROM webhook.delivery_queue q
-            WHERE q.event_id = u.event_id AND q.endpoint_id = u.endpoint_id AND q.status = 'PENDING' AND q.waits_for IS NOT NULL
-            LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) q));
-    IF FOUND THEN
-        PERFORM webhook.wake(endpoint_ids, now());
-    END IF;
+    WITH called AS (
+        UPDATE webhook.delivery_queue q SET waits_for = NULL
+        WHERE ctid = ANY (ARRAY(
+            SELECT q.row_id FROM unnest(event_ids, endpoint_ids) AS u (event_id, endpoint_id)
+            CROSS JOIN LATERAL (
+                SELECT q.ctid AS row_id FROM webhook.delivery_queue q
+                WHERE q.event_id = u.event_id AND q.endpoint_id = u.endpoint_id AND q.status = 'PENDING' AND q.waits_for IS NOT NULL
+                LIMIT 1 FOR UPDATE SKIP LOCKED
+            ) q))
+        RETURNING q.next_attempt_at
+    )
+    SELECT min(c.next_attempt_at) INTO earliest FROM called c;
+    PERFORM webhook.wake(endpoint_ids, earliest);
 END $$;
 
 -- The delivery that had the turn has left the queue or the dead letters: it is the next one's, if there is one.

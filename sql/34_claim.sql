@@ -10,13 +10,19 @@
 -- stay. Hence the settings on each function, the LIMITs in the LATERALs, which keep the planner from turning a
 -- join around, and plans that are generic from the start.
 
+-- A position is a time in seconds since 1970: no delivery of the endpoint that could be claimed was due before it. A sender that
+-- reads the queue of an endpoint from there does not pass over the dead index entries of all that it has sent: while somebody
+-- holds an old snapshot, vacuum cannot remove them. A missing position is the beginning. Positions only save time: what is
+-- behind one is found by the next look at all endpoints.
+
 -- When to ask for each of these endpoints again, and what a sender needs to know of them to decide how many to ask for.
 -- due_in_ms is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0 for what is due
 -- and a day at most. `is_guarded`: its breaker is not closed, or there is a test, so that more than room decides what is claimed.
-CREATE OR REPLACE FUNCTION webhook.due(endpoint_ids int[])
-    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, rate_limit float8, breaker_state text,
+-- `new_position` is null where nothing is served, and never later than now: a retry may come before what is scheduled.
+CREATE OR REPLACE FUNCTION webhook.due(endpoint_ids int[], positions float8[] DEFAULT NULL)
+    RETURNS TABLE (endpoint_id int, due_in_ms bigint, new_position float8, max_in_flight int, rate_limit float8, breaker_state text,
                    is_guarded boolean, turns_away boolean)
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -24,11 +30,13 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT asked.id,
-           ceil(greatest(0, least(86400, extract(epoch FROM CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END)
-                                         - extract(epoch FROM now()))) * 1000)::bigint,
+           ceil(greatest(0, least(86400, date_part('epoch', CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END
+                                                            - now()))) * 1000)::bigint,
+           -- A microsecond less, which the number may lose on its way.
+           CASE WHEN ours.is_served THEN date_part('epoch', least(waiting.next_attempt_at, now()) - interval '1 us') END,
            ours.max_in_flight, ours.rate_limit::float8, coalesce((breaker.b).state, 'CLOSED'),
            guard.due IS NOT NULL, coalesce((guard.due).turns_away, false)
-    FROM unnest(endpoint_ids) AS asked (id)
+    FROM unnest(endpoint_ids, positions) AS asked (id, position)
     LEFT JOIN LATERAL (
         SELECT e.id, e.max_in_flight, e.rate_limit, e.policy,
                webhook.endpoint_state(e.origin = our_origin, e.disabled_at, e.paused_at, NULL) = 'ready' AS is_served
@@ -39,6 +47,7 @@ BEGIN
     LEFT JOIN LATERAL (
         SELECT q.next_attempt_at FROM webhook.delivery_queue q
         WHERE q.endpoint_id = ours.id AND ours.is_served AND webhook.awaits_its_time(q)
+          AND q.next_attempt_at >= coalesce(to_timestamp(asked.position), '-infinity')
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = ours.id LIMIT 1) breaker ON true
@@ -48,30 +57,30 @@ BEGIN
     ) guard ON true;
 END $$;
 
--- The same for the next page of endpoints with something queued, in the order of their ids, at most that many. Endpoints whose
--- deliveries are all parked or wait for their turn are not on it.
-CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int)
-    RETURNS TABLE (endpoint_id int, due_in_ms bigint, max_in_flight int, rate_limit float8, breaker_state text,
-                   is_guarded boolean, turns_away boolean)
+-- The next endpoints with something queued, in the order of their ids, at most that many, and the position of each. Endpoints
+-- whose deliveries are all parked or wait for their turn are not among them.
+CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int, OUT endpoint_ids int[], OUT positions float8[])
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
-DECLARE
-    page int[];
 BEGIN
     -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
     WITH RECURSIVE page AS (
-        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
-                WHERE q.endpoint_id > after_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-                ORDER BY q.endpoint_id LIMIT 1) AS id, 1 AS ordinal
+        SELECT first.endpoint_id, first.next_attempt_at, 1 AS ordinal
+        FROM (SELECT q.endpoint_id, q.next_attempt_at FROM webhook.delivery_queue q
+              WHERE q.endpoint_id > after_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+              ORDER BY q.endpoint_id, q.next_attempt_at, q.event_id LIMIT 1) first
         UNION ALL
-        SELECT (SELECT q.endpoint_id FROM webhook.delivery_queue q
-                WHERE q.endpoint_id > page.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-                ORDER BY q.endpoint_id LIMIT 1), page.ordinal + 1
-        FROM page WHERE page.id IS NOT NULL AND page.ordinal < page_size
+        SELECT following.endpoint_id, following.next_attempt_at, page.ordinal + 1
+        FROM page
+        CROSS JOIN LATERAL (
+            SELECT q.endpoint_id, q.next_attempt_at FROM webhook.delivery_queue q
+            WHERE q.endpoint_id > page.endpoint_id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+            ORDER BY q.endpoint_id, q.next_attempt_at, q.event_id LIMIT 1
+        ) following
+        WHERE page.ordinal < page_size
     )
-    SELECT array_agg(p.id) INTO page FROM page p WHERE p.id IS NOT NULL;
-    RETURN QUERY SELECT * FROM webhook.due(page);
+    SELECT array_agg(p.endpoint_id), array_agg(date_part('epoch', p.next_attempt_at)) INTO endpoint_ids, positions FROM page p;
 END $$;
 
 -- A time as the body of a request has it.
@@ -82,10 +91,11 @@ CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
 -- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first. Of an endpoint
 -- nothing more is claimed when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by one
 -- payload at most. The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of
--- them.
+-- them. The queue of an endpoint is read from positions[i].
 -- The payload is null where somebody has deleted or redacted the event.
 CREATE OR REPLACE FUNCTION webhook.claim(
-    instance int, endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint)
+    instance int, endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint,
+    positions float8[] DEFAULT NULL)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
                    payload text, occurred_at text, tenant text)
     LANGUAGE plpgsql
@@ -103,7 +113,7 @@ BEGIN
         INTO picked, some_are_ordered, some_are_coalesced
         FROM (
             SELECT due.row_id, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
-            FROM unnest(endpoint_ids, capacities, byte_rooms) AS w (endpoint_id, capacity, byte_room)
+            FROM unnest(endpoint_ids, capacities, byte_rooms, positions) AS w (endpoint_id, capacity, byte_room, position)
             CROSS JOIN LATERAL (
                 SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at FROM webhook.endpoint e
                 WHERE e.id = w.endpoint_id LIMIT 1
@@ -119,6 +129,7 @@ BEGIN
                     FROM webhook.delivery_queue q
                     WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
                       -- For the index: unless retries are brought forward, it is read no further.
+                      AND q.next_attempt_at >= coalesce(to_timestamp(w.position), '-infinity')
                       AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
                     ORDER BY q.next_attempt_at, q.event_id
                     LIMIT CASE webhook.endpoint_state(e.is_ours, e.disabled_at, e.paused_at, guard.state)

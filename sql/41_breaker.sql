@@ -355,5 +355,5 @@ BEGIN
                 c.retries_before
          FROM webhook.closed(b, now()) c)
     WHERE b.endpoint_id = close_breaker.endpoint_id;
-    PERFORM webhook.wake();
+    PERFORM webhook.wake_endpoint(-endpoint_id, now());
 END $$;

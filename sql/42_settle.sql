@@ -17,13 +17,15 @@ CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     RETURN event_type LIKE 'webhook.%';
 
 -- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
--- outcomes are handed back, and what was finished, for webhook.add_tally().
+-- outcomes are handed back, what was finished, for webhook.add_tally(), and the earliest time of what may be claimed again or
+-- has its turn now, for the position of its endpoint.
 CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
     OUT locked_event_ids uuid[], OUT locked_endpoint_ids int[], OUT locked_claim_seqs bigint[],
     OUT finished_endpoint_ids int[], OUT finished_statuses text[], OUT finished_latency_classes int[],
-    OUT finished_deliveries bigint[], OUT finished_retried bigint[], OUT finished_retries bigint[])
+    OUT finished_deliveries bigint[], OUT finished_retried bigint[], OUT finished_retries bigint[],
+    OUT queued_endpoint_ids int[], OUT queued_times timestamptz[])
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -33,6 +35,7 @@ DECLARE
     outcomes webhook.outcome[];
     all_succeeded boolean;
     all_are_kept boolean;
+    some_are_ordered boolean;
     handed_back int[];
 BEGIN
     -- Read each policy once. The endpoints are in order, so that a search by halves finds the policy of an outcome: a join
@@ -46,18 +49,18 @@ BEGIN
     -- Lock the deliveries, and judge each outcome once.
     SELECT array_agg(ROW(j.event_id, j.endpoint_id, j.claim_seq, j.status_code, j.error, j.excerpt, j.duration_ms, j.ended_at,
                          j.ordinal, (j.judgement).verdict, (j.judgement).status, (j.judgement).next_attempt_at,
-                         (j.judgement).reason, j.row_id, j.event_type, j.attempts, j.created_at, j.keep_sent)::webhook.outcome)
+                         (j.judgement).reason, j.row_id, j.event_type, j.attempts, j.created_at, j.keep_sent, j.ordering_key)::webhook.outcome)
                FILTER (WHERE (j.judgement).verdict IS NOT NULL),
            coalesce(bool_and((j.judgement).verdict = 'success' AND j.event_type <> 'webhook.test'), true),
-           bool_and(j.keep_sent),
+           bool_and(j.keep_sent), bool_or(j.ordering_key IS NOT NULL),
            array_agg(j.event_id) FILTER (WHERE (j.judgement).verdict IS NULL),
            array_agg(j.endpoint_id) FILTER (WHERE (j.judgement).verdict IS NULL),
            array_agg(j.claim_seq) FILTER (WHERE (j.judgement).verdict IS NULL)
-    INTO outcomes, all_succeeded, all_are_kept, locked_event_ids, locked_endpoint_ids, locked_claim_seqs
+    INTO outcomes, all_succeeded, all_are_kept, some_are_ordered, locked_event_ids, locked_endpoint_ids, locked_claim_seqs
     FROM (
         SELECT o.event_id, o.endpoint_id, o.claim_seq, o.status_code, coalesce(o.error, 'HTTP ' || o.status_code) AS error,
                o.excerpt, o.duration_ms, e.ended_at, o.ordinal, q.row_id, q.event_type, q.attempts, q.created_at,
-               (r.policy).keep_sent OR q.event_type IS NOT DISTINCT FROM 'webhook.test' AS keep_sent,
+               q.ordering_key, (r.policy).keep_sent OR q.event_type IS NOT DISTINCT FROM 'webhook.test' AS keep_sent,
                CASE WHEN q.row_id IS NOT NULL
                     THEN webhook.judge(r.policy, q.attempts, q.max_attempts, o.status_code, o.failure, o.retry_after_s,
                                        e.ended_at, random())
@@ -73,7 +76,8 @@ BEGIN
         CROSS JOIN LATERAL (SELECT policies[width_bucket(o.endpoint_id, endpoints)] AS policy OFFSET 0) r
         CROSS JOIN LATERAL (SELECT now() - make_interval(secs => greatest(o.age_ms, 0) / 1000) AS ended_at) e
         LEFT JOIN LATERAL (
-            SELECT q.ctid AS row_id, q.event_type, q.attempts, q.max_attempts, q.created_at FROM webhook.delivery_queue q
+            SELECT q.ctid AS row_id, q.event_type, q.attempts, q.max_attempts, q.created_at, q.ordering_key
+            FROM webhook.delivery_queue q
             WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id
               AND q.claim_seq = o.claim_seq AND q.status = 'SENDING'
             LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -125,7 +129,7 @@ BEGIN
           GROUP BY 1, 2, 3) f;
 
     -- Most batches are done.
-    IF all_succeeded AND all_are_kept AND NOT logs_success THEN
+    IF all_succeeded AND all_are_kept AND NOT some_are_ordered AND NOT logs_success THEN
         RETURN;
     END IF;
 
@@ -143,6 +147,16 @@ BEGIN
     SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL, attempts = q.attempts - 1
     FROM unnest(outcomes) AS o
     WHERE q.ctid = o.row_id AND o.status = 'PENDING' AND o.reason IS NULL;
+
+    SELECT array_agg(w.endpoint_id), array_agg(w.next_attempt_at) INTO queued_endpoint_ids, queued_times
+    FROM (SELECT o.endpoint_id, min(q.next_attempt_at) AS next_attempt_at
+          FROM unnest(outcomes) AS o
+          LEFT JOIN LATERAL (SELECT l.event_id FROM webhook.lane l
+                             WHERE l.endpoint_id = o.endpoint_id AND l.ordering_key = o.ordering_key LIMIT 1) turn ON true
+          CROSS JOIN LATERAL (SELECT q.next_attempt_at FROM webhook.delivery_queue q
+                              WHERE q.event_id = coalesce(turn.event_id, o.event_id) AND q.endpoint_id = o.endpoint_id LIMIT 1) q
+          WHERE o.status = 'PENDING' OR o.ordering_key IS NOT NULL
+          GROUP BY o.endpoint_id) w;
 
     -- The log has every failure, and success where it is asked for.
     INSERT INTO webhook.attempt

@@ -2,17 +2,18 @@
 --
 -- Settling comes first, so that a breaker that opens keeps back what would have been claimed, and one that closes lets it go.
 
--- Outcomes as webhook.settle() takes them, then wishes as webhook.claim() does; either may be empty. Each row is a claim, but
--- for the last, which has only the report:
+-- Outcomes as webhook.settle() takes them, then the endpoints that are asked about, each with its position, and then wishes as
+-- webhook.claim() takes them, for the first of these endpoints; each may be empty. Each row is a claim, but for the last,
+-- which has only the report:
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
 --   finished  what webhook.add_tally() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
 --   routes    how to reach the endpoints of the claims
---   due       of each endpoint that was asked about, when to ask again
+--   due       of each endpoint that is asked about, when to ask again
 CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
-    instance int, wished_endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint)
+    asked_endpoint_ids int[], positions float8[], instance int, capacities int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
                    occurred_at text, tenant text, report jsonb)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -20,13 +21,18 @@ CREATE OR REPLACE FUNCTION webhook.exchange(
 DECLARE
     settled record;
     reported jsonb := '{}';
-    asked_about int[] := wished_endpoint_ids;
+    wished_endpoint_ids int[] := asked_endpoint_ids[:cardinality(capacities)];
     are_claimed boolean := false;
 BEGIN
     IF cardinality(event_ids) > 0 THEN
         settled := webhook.settle(event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts,
                                   retry_after_seconds, durations_ms, ages_ms);
-        asked_about := ARRAY(SELECT unnest(wished_endpoint_ids) UNION SELECT unnest(endpoint_ids));
+        IF settled.queued_endpoint_ids IS NOT NULL THEN
+            positions := ARRAY(SELECT least(asked.position, date_part('epoch', queued.next_attempt_at))
+                               FROM unnest(asked_endpoint_ids, positions) WITH ORDINALITY AS asked (id, position, ordinal)
+                               LEFT JOIN unnest(settled.queued_endpoint_ids, settled.queued_times) AS queued (id, next_attempt_at) USING (id)
+                               ORDER BY asked.ordinal);
+        END IF;
         reported := jsonb_build_object(
             'locked', (SELECT jsonb_agg(jsonb_build_array(l.event_id, l.endpoint_id, l.claim_seq))
                        FROM unnest(settled.locked_event_ids, settled.locked_endpoint_ids, settled.locked_claim_seqs)
@@ -40,7 +46,7 @@ BEGIN
 
     IF cardinality(wished_endpoint_ids) > 0 THEN
         RETURN QUERY
-        SELECT c.*, NULL::jsonb FROM webhook.claim(instance, wished_endpoint_ids, capacities, byte_rooms, byte_room) c;
+        SELECT c.*, NULL::jsonb FROM webhook.claim(instance, wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)]) c;
         are_claimed := FOUND;
     END IF;
 
@@ -48,5 +54,5 @@ BEGIN
     SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text,
            reported || jsonb_build_object(
                'routes', (SELECT jsonb_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE are_claimed),
-               'due', (SELECT jsonb_agg(d) FROM webhook.due(asked_about) d));
+               'due', (SELECT jsonb_agg(d) FROM webhook.due(asked_endpoint_ids, positions) d));
 END $$;

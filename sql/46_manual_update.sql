@@ -76,6 +76,13 @@ CREATE OR REPLACE TRIGGER manual_update BEFORE UPDATE ON webhook.delivery
     FOR EACH ROW WHEN (CURRENT_USER <> 'webhook_owner')
     EXECUTE FUNCTION webhook.manual_update();
 
+CREATE OR REPLACE FUNCTION webhook.wake_worker() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM webhook.wake();
+    RETURN NULL;
+END $$;
+
 CREATE OR REPLACE TRIGGER wake AFTER UPDATE ON webhook.delivery
     FOR EACH STATEMENT EXECUTE FUNCTION webhook.wake_worker();
 

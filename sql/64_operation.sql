@@ -87,7 +87,7 @@ BEGIN
     VALUES (test_id, 'webhook.test', jsonb_build_object('message', 'This is a test.'), clock_timestamp());
     INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts)
     VALUES (test_id, tested_id, 'webhook.test', 1);
-    PERFORM webhook.wake();
+    PERFORM webhook.wake_endpoint(-tested_id, now());
 
     SELECT clock_timestamp() + p.connect_timeout + p.timeout + interval '5 s' INTO give_up_at
     FROM webhook.endpoint e, webhook.policy_of(e.policy) p WHERE e.id = tested_id;

@@ -49,7 +49,6 @@ COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker t
 COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
 COMMENT ON ROUTINE webhook.discard IS
     'Deletes dead letters with their attempts, and events that nothing needs any more.';
-COMMENT ON ROUTINE webhook.due IS 'When to ask for each of these endpoints again, and how many it may get.';
 COMMENT ON ROUTINE webhook.emit_alert IS
     'Emits the event of an alert to the endpoints that subscribe to it.';
 COMMENT ON ROUTINE webhook.emit_changes IS 'Emits a batch of changes of a watched table.';
@@ -231,6 +230,7 @@ COMMENT ON ROUTINE webhook.wake() IS 'Has the worker of this database look at ev
 COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
     'Wakes the worker for endpoints that have something due at that time, at commit.';
 COMMENT ON ROUTINE webhook.wake_endpoint IS 'The same for one endpoint.';
+COMMENT ON ROUTINE webhook.wake_for_endpoint IS 'Trigger: wakes the worker for an endpoint, at commit.';
 COMMENT ON ROUTINE webhook.wake_routes IS 'The same for routes of an event.';
 COMMENT ON ROUTINE webhook.wake_worker IS 'Trigger: wakes the worker at commit.';
 COMMENT ON ROUTINE webhook.why_attempts IS 'The attempts of a delivery, for webhook_why().';

@@ -37,6 +37,8 @@ const SHORT: Duration = Duration::from_millis(100);
 /// A database that has made room for others needs no worker for so long, if nothing is due and no commit
 /// wakes it: for its upkeep.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(60);
+/// When the server's timestamps begin, in seconds since 1970.
+const EPOCH: f64 = 946_684_800.0;
 
 #[pg_guard]
 #[unsafe(no_mangle)]
@@ -372,10 +374,15 @@ impl Worker {
         // SAFETY: reads the clock.
         let now = unsafe { pg_sys::GetCurrentTimestamp() };
         for (id, due_at) in told.endpoints() {
+            if *id < 0 {
+                self.engine.wake(Wake::Changed { id: -id });
+                continue;
+            }
             let microseconds = due_at.saturating_sub(now).max(0);
             self.engine.wake(Wake::Endpoint {
                 id: *id,
                 due_in: Duration::from_micros(microseconds as u64),
+                position: *due_at as f64 / 1e6 + EPOCH,
             });
         }
     }

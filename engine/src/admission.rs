@@ -226,6 +226,10 @@ impl Admission {
         standing.breaker_is_closed = due.breaker_is_closed;
     }
 
+    pub fn knows(&self, endpoint_id: i32) -> bool {
+        self.standings.contains_key(&endpoint_id)
+    }
+
     pub fn breaker_is_closed(&self, endpoint_id: i32) -> bool {
         self.standings
             .get(&endpoint_id)

@@ -2,22 +2,35 @@
 //!
 //! It learns that from the exchanges, from commits that say so, and, now and then, from a look at all endpoints that have
 //! something queued. The look is page by page, so that a turn stays short where there are many.
+//!
+//! It also knows from where to read the queue of each endpoint. While somebody holds an old snapshot, all that was sent
+//! leaves a dead index entry at the front of the queue, and a claim that began there would pass over all of them. A commit
+//! that tells of something earlier moves a position back; whatever nobody has told is found by the look, which reads every
+//! queue from its beginning.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use crate::admission::Asking;
-use crate::store::{Due, Shares};
+use crate::store::{BEGINNING, Due, Position, Shares};
 
 /// Endpoints that a page of the look has.
 pub const PAGE: usize = 300;
 /// Rows that somebody has locked are tried again after this.
 pub const LOCKED_RETRY: Duration = Duration::from_millis(250);
+/// Looks that nobody asks for take at most the 50th part of the time.
+const LOOK_SHARE: u32 = 50;
 
 /// What a commit has told.
 pub enum Wake {
-    /// Something of this endpoint is due in that time.
-    Endpoint { id: i32, due_in: Duration },
+    /// Something of this endpoint is due in that time; so says its place in the queue.
+    Endpoint {
+        id: i32,
+        due_in: Duration,
+        position: Position,
+    },
+    /// The endpoint itself is another one: its limits, its breaker, whether anything is sent to it.
+    Changed { id: i32 },
     /// Anything may have changed.
     Anything,
 }
@@ -30,6 +43,9 @@ pub struct Agenda {
     /// The same by time.
     by_time: BTreeSet<(Instant, i32)>,
     turning_away: BTreeSet<i32>,
+    /// Nothing is asked for until these are asked about.
+    changed: BTreeSet<i32>,
+    positions: HashMap<i32, Position>,
     look: Look,
 }
 
@@ -47,6 +63,8 @@ struct Look {
     after_endpoint: Option<i32>,
     /// Begin one as soon as there is none.
     again: bool,
+    /// The time that its pages have taken so far.
+    took: Duration,
     next: Option<Instant>,
 }
 
@@ -65,6 +83,8 @@ impl Agenda {
                 self.set(id, None, false);
             }
             self.turning_away.retain(|id| shares.serve(*id));
+            self.changed.retain(|id| shares.serve(*id));
+            self.positions.retain(|id, _| shares.serve(*id));
             self.look.again = true;
         }
         is_new
@@ -73,14 +93,24 @@ impl Agenda {
     pub fn wake(&mut self, wake: Wake, now: Instant) {
         match wake {
             Wake::Anything => self.look.again = true,
-            Wake::Endpoint { id, .. } if !self.shares.serve(id) => {}
-            Wake::Endpoint { id, due_in } => {
+            Wake::Endpoint { id, .. } | Wake::Changed { id } if !self.shares.serve(id) => {}
+            Wake::Endpoint {
+                id,
+                due_in,
+                position,
+            } => {
+                if let Some(known) = self.positions.get_mut(&id) {
+                    *known = known.min(position);
+                }
                 let due = now + due_in;
                 let is_sooner = self.entries.get(&id).is_none_or(|entry| due < entry.due);
                 if is_sooner {
                     let is_guarded = self.entries.get(&id).is_some_and(|e| e.is_guarded);
                     self.set(id, Some(due), is_guarded);
                 }
+            }
+            Wake::Changed { id } => {
+                self.changed.insert(id);
             }
         }
     }
@@ -92,6 +122,7 @@ impl Agenda {
         {
             self.look.again = false;
             self.look.number += 1;
+            self.look.took = Duration::ZERO;
             self.look.after_endpoint = Some(0);
         }
         self.look.after_endpoint
@@ -99,7 +130,14 @@ impl Agenda {
 
     /// A page of the look. After the last one, an endpoint that none of them had, and that nobody has told of since, has
     /// nothing queued.
-    pub fn looked_at(&mut self, page: &[Due], now: Instant, poll_interval: Duration) {
+    pub fn looked_at(
+        &mut self,
+        page: &[Due],
+        now: Instant,
+        took: Duration,
+        poll_interval: Duration,
+    ) {
+        self.look.took += took;
         for due in page {
             self.learn(due, now);
         }
@@ -108,7 +146,7 @@ impl Agenda {
             return;
         }
         self.look.after_endpoint = None;
-        self.look.next = Some(now + poll_interval);
+        self.look.next = Some(now + poll_interval.max(self.look.took * LOOK_SHARE));
         let number = self.look.number;
         let gone = self.entries.iter().filter(|(_, e)| e.heard_of < number);
         let gone: Vec<i32> = gone.map(|(id, _)| *id).collect();
@@ -122,10 +160,14 @@ impl Agenda {
         if !self.shares.serve(id) {
             return;
         }
+        self.changed.remove(&id);
         if due.turns_away {
             self.turning_away.insert(id);
         } else {
             self.turning_away.remove(&id);
+        }
+        if let Some(position) = due.position {
+            self.positions.insert(id, position);
         }
         // Where nothing is sent, there may be a probe later.
         let is_now = due.due_in == Some(Duration::ZERO);
@@ -163,10 +205,25 @@ impl Agenda {
         self.by_time
             .iter()
             .take_while(move |(due, _)| *due <= now)
+            .filter(|(_, endpoint_id)| !self.changed.contains(endpoint_id))
             .map(|(_, endpoint_id)| Asking {
                 endpoint_id: *endpoint_id,
                 is_guarded: self.entries[endpoint_id].is_guarded,
             })
+    }
+
+    /// Endpoints to be asked about.
+    pub fn changed(&self) -> impl Iterator<Item = i32> {
+        self.changed.iter().copied()
+    }
+
+    pub fn position(&self, id: i32) -> Position {
+        self.positions.get(&id).copied().unwrap_or(BEGINNING)
+    }
+
+    /// Of the others, queues are read from their beginning.
+    pub fn keep_positions(&mut self, is_kept: impl Fn(i32) -> bool) {
+        self.positions.retain(|id, _| is_kept(*id));
     }
 
     pub fn turning_away(&self) -> Vec<i32> {
@@ -184,7 +241,7 @@ impl Agenda {
 
     /// The next time at which something becomes due that is not due yet, or all endpoints are to be looked at.
     pub fn next(&self, now: Instant) -> Option<Instant> {
-        if self.look.after_endpoint.is_some() || self.look.again {
+        if self.look.after_endpoint.is_some() || self.look.again || !self.changed.is_empty() {
             return Some(now);
         }
         let later = self.by_time.range((now, i32::MAX)..).next();

@@ -1,6 +1,6 @@
 //! The turn.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::admission::{Admission, Quality};
@@ -196,6 +196,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
         if trouble.commit_unknown {
             self.housekeeping.recovery.begin_anew();
+            self.agenda.wake(Wake::Anything, Instant::now());
         }
         self.errors_in_a_row += 1;
         if let Ok(None) = self.store.examine() {
@@ -237,8 +238,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
             Some(_) => Wishes::default(),
         };
         let mut pause = self.config.poll_interval;
-        if self.ledger.has_endings() || !wishes.of_endpoints.is_empty() {
-            pause = self.hand_in(&wishes)?;
+        let has_changes = self.hold.is_none() && self.agenda.changed().next().is_some();
+        if self.ledger.has_endings() || !wishes.of_endpoints.is_empty() || has_changes {
+            pause = self.hand_in(wishes)?;
         }
         if self.hold.is_some() {
             return Ok(pause.min(self.until_housekeeping(now)));
@@ -249,11 +251,14 @@ impl<S: Store, W: Wire> Engine<S, W> {
     fn wishes(&mut self, cautious: bool, now: Instant) -> Result<Wishes, Trouble> {
         let instance = self.instance()?;
         if let Some(after) = self.agenda.look_after(now) {
+            let begun = Instant::now();
             let page = self.store.agenda(after, agenda::PAGE)?;
             for due in &page {
                 self.admission.learn(due, now);
             }
-            self.agenda.looked_at(&page, now, self.config.poll_interval);
+            let took = begun.elapsed();
+            self.agenda
+                .looked_at(&page, now, took, self.config.poll_interval);
         }
         let asking = self.agenda.asking(now).collect();
         let mut wishes = self
@@ -270,6 +275,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             instance: Some(instance),
             of_endpoints: wishes,
             byte_room: self.budget.room(self.ledger.bytes_out()),
+            asked: Vec::new(),
         })
     }
 
@@ -352,9 +358,10 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let mut endings = self.ledger.take_endings().into_iter();
         while let Some(ending) = endings.next() {
             let one = std::slice::from_ref(&ending);
-            match self.store.exchange(one, &Wishes::default()) {
+            let wishes = self.about(one, Wishes::default());
+            match self.store.exchange(one, &wishes) {
                 Ok(exchanged) => {
-                    self.exchanged(vec![ending], &Wishes::default(), exchanged);
+                    self.exchanged(vec![ending], &wishes, exchanged);
                 }
                 Err(trouble) if trouble.is_about_data() => {
                     let message = format!("outcome set aside: {}", trouble.message);
@@ -373,20 +380,36 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// Settles what has ended and claims nothing.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
         match self.ledger.has_endings() {
-            true => self.hand_in(&Wishes::default()).map(drop),
+            true => self.hand_in(Wishes::default()).map(drop),
             false => Ok(()),
         }
     }
 
     /// Hands in all that has ended; where that fails, it stays here.
-    fn hand_in(&mut self, wishes: &Wishes) -> Result<Duration, Trouble> {
+    fn hand_in(&mut self, wishes: Wishes) -> Result<Duration, Trouble> {
         let endings = self.ledger.take_endings();
-        match self.store.exchange(&endings, wishes) {
-            Ok(exchanged) => Ok(self.exchanged(endings, wishes, exchanged)),
+        let wishes = self.about(&endings, wishes);
+        match self.store.exchange(&endings, &wishes) {
+            Ok(exchanged) => Ok(self.exchanged(endings, &wishes, exchanged)),
             Err(trouble) => {
                 self.ledger.put_back(endings);
                 Err(trouble)
             }
+        }
+    }
+
+    /// Adds the endpoints that there is something to ask about.
+    fn about(&self, endings: &[Ending], wishes: Wishes) -> Wishes {
+        let wished: Vec<i32> = wishes.of_endpoints.iter().map(|w| w.endpoint_id).collect();
+        let ended = endings.iter().map(|ending| ending.key.endpoint_id);
+        let mut others: HashSet<i32> = ended.chain(self.agenda.changed()).collect();
+        wished.iter().for_each(|id| {
+            others.remove(id);
+        });
+        let asked = wished.into_iter().chain(others);
+        Wishes {
+            asked: asked.map(|id| (id, self.agenda.position(id))).collect(),
+            ..wishes
         }
     }
 

@@ -125,6 +125,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             self.budget.double();
         }
         self.admission.forget_unused(&self.ledger, now);
+        self.agenda.keep_positions(|id| self.admission.knows(id));
         match self.store.examine() {
             Ok(None) => return Err(End::Gone),
             Ok(Some(found)) if protocol::problem(found.protocol).is_some() => {

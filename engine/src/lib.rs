@@ -35,8 +35,8 @@ pub use open_files::{TooFew, allow_open_files};
 pub use protocol::problem as protocol_problem;
 pub use sql_store::{Connection, Identity, Parameter, SqlStore, Value};
 pub use store::{
-    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Shares, Store, Survey,
-    Tally, Wish, Wishes,
+    Alert, BEGINNING, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained,
+    Shares, Store, Survey, Tally, Wish, Wishes,
 };
 pub use trouble::Trouble;
 pub use wire::Wire;

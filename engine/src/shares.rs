@@ -41,7 +41,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     pub fn wake(&mut self, wake: Wake) {
         let shares = self.agenda.shares();
         self.ring.is_due |= match &wake {
-            Wake::Endpoint { id, .. } => !shares.serve(*id),
+            Wake::Endpoint { id, .. } | Wake::Changed { id } => !shares.serve(*id),
             Wake::Anything => !shares.are_all(),
         };
         self.agenda.wake(wake, Instant::now());

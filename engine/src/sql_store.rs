@@ -10,8 +10,8 @@ use webhook_delivery::{Attempt, Format, Key, Route};
 
 use crate::ledger::Ending;
 use crate::store::{
-    Alert, Claimed, Due, Examined, Exchanged, Finished, Recovered, Retained, Shares, Store, Survey,
-    Tally, Wishes,
+    Alert, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained, Shares,
+    Store, Survey, Tally, Wishes,
 };
 use crate::trouble::Trouble;
 
@@ -66,8 +66,10 @@ pub struct SqlStore<C> {
 
 const EXCHANGE: &str =
     "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
-     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
-const AGENDA: &str = "SELECT coalesce(jsonb_agg(a ORDER BY a.endpoint_id), '[]')::text FROM webhook.agenda($1, $2) a";
+     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
+const AGENDA: &str = "
+    SELECT coalesce(jsonb_agg(d ORDER BY d.endpoint_id), '[]')::text
+    FROM webhook.agenda($1, $2) a, webhook.due(a.endpoint_ids, a.positions) d";
 const TURN_AWAY: &str = "SELECT webhook.turn_away($1, $2)";
 const BEGIN_SENDER: &str = "SELECT webhook.begin_sender($1, $2, $3)";
 const END_SENDERS: &str = "SELECT webhook.end_senders($1)";
@@ -137,8 +139,9 @@ impl<C: Connection> Store for SqlStore<C> {
                 Parameter::NullableFloats(column(endings, |ending| {
                     Some(age(ending).as_secs_f64() * 1e3)
                 })),
+                Parameter::Ints(column(&wishes.asked, |(endpoint_id, _)| *endpoint_id)),
+                Parameter::NullableFloats(column(&wishes.asked, |(_, position)| Some(*position))),
                 Parameter::Int(wishes.instance),
-                Parameter::Ints(column(wished, |wish| wish.endpoint_id)),
                 Parameter::Ints(column(wished, |wish| int(wish.count))),
                 Parameter::BigInts(column(wished, |wish| big_int(wish.byte_room))),
                 Parameter::BigInt(big_int(wishes.byte_room)),
@@ -424,6 +427,7 @@ struct ReportedRoute {
 struct ReportedDue {
     endpoint_id: i32,
     due_in_ms: Option<i64>,
+    new_position: Option<Position>,
     max_in_flight: Option<i32>,
     rate_limit: Option<f64>,
     breaker_state: String,
@@ -436,6 +440,7 @@ impl From<ReportedDue> for Due {
         Due {
             endpoint_id: due.endpoint_id,
             due_in: (due.due_in_ms).map(|ms| Duration::from_millis(ms.max(0) as u64)),
+            position: due.new_position,
             max_in_flight: due.max_in_flight.and_then(|n| usize::try_from(n).ok()),
             rate_limit: due.rate_limit,
             breaker_is_closed: due.breaker_state == "CLOSED",

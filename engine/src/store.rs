@@ -11,7 +11,7 @@ use crate::trouble::Trouble;
 /// Each call is one transaction and one statement: when it has returned it is committed, or it never happened, or its
 /// [`Trouble`] says that nobody knows.
 pub trait Store {
-    /// Settles these endings, and claims what is wished for. To settle an ending a second time changes nothing.
+    /// Settles these endings, claims what is wished for, and says when to ask for these endpoints again. To settle an ending a second time changes nothing.
     fn exchange(&mut self, endings: &[Ending], wishes: &Wishes) -> Result<Exchanged, Trouble>;
 
     /// The next page of endpoints that have something queued, after this one.
@@ -86,7 +86,14 @@ pub struct Wishes {
     pub of_endpoints: Vec<Wish>,
     /// The bytes of payload that there is room for.
     pub byte_room: usize,
+    /// All endpoints that a wish or an ending is about, those of the wishes first and in their order.
+    pub asked: Vec<(i32, Position)>,
 }
+
+/// From where to read the queue of an endpoint, in seconds since 1970 by the clock of the database: no delivery that could
+/// be claimed was due before.
+pub type Position = f64;
+pub const BEGINNING: Position = f64::NEG_INFINITY;
 
 #[derive(Default)]
 pub struct Exchanged {
@@ -94,7 +101,7 @@ pub struct Exchanged {
     pub locked: HashSet<Key>,
     pub finished: Tally,
     pub claimed: Claimed,
-    /// Of each endpoint that an ending or a wish was about.
+    /// Of each endpoint that was asked about.
     pub due: Vec<Due>,
 }
 
@@ -112,6 +119,8 @@ pub struct Due {
     pub endpoint_id: i32,
     /// Time until the first delivery is due; nothing where none may be sent now.
     pub due_in: Option<Duration>,
+    /// Nothing where the queue was not read.
+    pub position: Option<Position>,
     pub max_in_flight: Option<usize>,
     /// Requests in a second.
     pub rate_limit: Option<f64>,

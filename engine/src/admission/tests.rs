@@ -106,6 +106,7 @@ impl Scene {
 const CLOSED: Due = Due {
     endpoint_id: 0,
     due_in: None,
+    position: None,
     max_in_flight: None,
     rate_limit: None,
     breaker_is_closed: true,

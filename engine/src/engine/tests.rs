@@ -1,6 +1,7 @@
 use super::*;
 use crate::store::{
-    Alert, Claimed, Due, Examined, Finished, Recovered, Retained, Shares, Survey, Wish,
+    Alert, BEGINNING, Claimed, Due, Examined, Finished, Position, Recovered, Retained, Shares,
+    Survey, Wish,
 };
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,6 +14,7 @@ use webhook_delivery::{Attempt, Format, Key, Outcome, Response, Route};
 struct Asked {
     endings: Vec<Key>,
     wishes: Vec<Wish>,
+    about: Vec<(i32, Position)>,
 }
 
 /// A store that answers as it was told to, and with nothing when it was told nothing more.
@@ -22,6 +24,8 @@ struct Scripted {
     answers: VecDeque<Result<Exchanged, Trouble>>,
     asked: Vec<Asked>,
     is_gone: bool,
+    looks: usize,
+    lost_claims: i64,
     recoveries_from_the_beginning: usize,
     /// All of them where nothing is said.
     shares: Option<Shares>,
@@ -45,6 +49,7 @@ impl Store for Scripted {
         self.asked.push(Asked {
             endings: endings.iter().map(|ending| ending.key).collect(),
             wishes: wishes.of_endpoints.clone(),
+            about: wishes.asked.clone(),
         });
         self.answers
             .pop_front()
@@ -52,6 +57,7 @@ impl Store for Scripted {
     }
 
     fn agenda(&mut self, _: i32, _: usize) -> Result<Vec<Due>, Trouble> {
+        self.looks += 1;
         Ok(self.agenda.clone())
     }
 
@@ -109,7 +115,10 @@ impl Store for Scripted {
         _: i32,
     ) -> Result<Recovered, Trouble> {
         self.recoveries_from_the_beginning += usize::from(position.is_none());
-        Ok(Recovered::default())
+        Ok(Recovered {
+            released: self.lost_claims,
+            ..Recovered::default()
+        })
     }
 
     fn keep_order(&mut self, _: Option<&str>, _: i32) -> Result<Option<String>, Trouble> {
@@ -307,6 +316,7 @@ fn outcomes_of_a_commit_that_nobody_knows_of_are_handed_in_again_and_claims_are_
     let mut engine = with_claims(2);
     while !engine.turn().unwrap().gt(&Duration::ZERO) {}
     let looked = engine.store.recoveries_from_the_beginning;
+    let looks = engine.store.looks;
     engine.wire.answer(200);
     let lost = Trouble {
         commit_unknown: true,
@@ -322,6 +332,82 @@ fn outcomes_of_a_commit_that_nobody_knows_of_are_handed_in_again_and_claims_are_
         .collect();
     assert_eq!(again.len(), 2, "one by one: {again:?}");
     assert_eq!(engine.store.recoveries_from_the_beginning, looked + 1);
+    assert_eq!(engine.store.looks, looks + 1, "retries may be behind");
+}
+
+#[test]
+fn queues_are_read_from_where_they_were_read_to_also_where_nothing_is_wished_for() {
+    let mut engine = with_claims(2);
+    assert_eq!(engine.store.asked[0].about, [(1, BEGINNING)]);
+    let learn = |position| Exchanged {
+        due: vec![Due {
+            position: Some(position),
+            due_in: None,
+            ..due(true)
+        }],
+        ..Exchanged::default()
+    };
+    engine
+        .store
+        .answers
+        .extend([Ok(learn(7.0)), Ok(learn(9.0))]);
+    engine.wire.answer(200);
+    engine.turn().unwrap();
+    let due_now = |id, position| Wake::Endpoint {
+        id,
+        due_in: Duration::ZERO,
+        position,
+    };
+    engine.wake(due_now(1, 8.0));
+    engine.turn().unwrap();
+    assert_eq!(engine.store.asked.last().unwrap().about, [(1, 7.0)]);
+
+    // It ended meanwhile, and 2 is wished for alone: the position of 1 is 9 by now, and a commit tells of something earlier.
+    engine.ledger.end(Ending::released(key(3)));
+    engine.wake(due_now(2, 1.0));
+    engine.hold(Some(Hold::Claiming));
+    engine.turn().unwrap();
+    let held = engine.store.asked.last().unwrap();
+    assert_eq!((held.wishes.len(), &held.about[..]), (0, &[(1, 9.0)][..]));
+    engine.ledger.end(Ending::released(key(4)));
+    engine.hold(None);
+    engine.turn().unwrap();
+    let about = &engine.store.asked.last().unwrap().about;
+    assert_eq!(about, &[(2, BEGINNING), (1, 9.0)], "the wishes' first");
+}
+
+#[test]
+fn an_endpoint_that_has_changed_is_asked_about_before_anything_is_claimed_of_it() {
+    let mut engine = engine(Scripted::default());
+    engine.turn().unwrap();
+    let limited = Exchanged {
+        due: vec![Due {
+            max_in_flight: Some(3),
+            ..due(true)
+        }],
+        ..Exchanged::default()
+    };
+    engine.store.answers.push_back(Ok(limited));
+    engine.wake(Wake::Changed { id: 1 });
+    engine.turn().unwrap();
+    let asked = engine.store.asked.last().unwrap().clone();
+    assert_eq!((asked.wishes.len(), asked.about[0].0), (0, 1));
+    engine.turn().unwrap();
+    assert_eq!(engine.store.asked.last().unwrap().wishes[0].count, 3);
+}
+
+#[test]
+fn recovered_claims_are_looked_for() {
+    let mut engine = engine(Scripted {
+        lost_claims: 1,
+        ..Scripted::default()
+    });
+    engine.turn().unwrap();
+    assert_eq!(engine.store.looks, 1);
+    while engine.store.recoveries_from_the_beginning == 0 {
+        engine.turn().unwrap();
+    }
+    assert_eq!(engine.store.looks, 2);
 }
 
 #[test]
@@ -500,6 +586,7 @@ fn only_endpoints_of_its_own_shares_are_served() {
     engine.wake(Wake::Endpoint {
         id: 6,
         due_in: Duration::ZERO,
+        position: 0.0,
     });
     engine.turn().unwrap();
     assert_eq!(wished(&engine), [1, 3]);
@@ -575,6 +662,7 @@ fn others_are_told_of_what_is_theirs_and_not_more_often_than_they_need() {
     let committed = |id| Wake::Endpoint {
         id,
         due_in: Duration::ZERO,
+        position: 0.0,
     };
     engine.turn().unwrap();
     engine.wake(committed(1));

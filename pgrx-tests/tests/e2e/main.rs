@@ -53,6 +53,7 @@ mod pausing;
 mod people_and_the_worker;
 mod plans;
 mod policies;
+mod positions;
 mod presets;
 mod preview;
 mod privileges;

@@ -184,7 +184,8 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
     client
 }
 
-const AGENDA: &str = "SELECT * FROM webhook.agenda(0, 100)";
+const AGENDA: &str =
+    "SELECT d.* FROM webhook.agenda(0, 100) a, webhook.due(a.endpoint_ids, a.positions) d";
 const EXPIRE: &str = "SELECT webhook.expire_overdue(100)";
 const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{1000000}', 1000000)";
 const SETTLE: &str = "SELECT webhook.settle(

@@ -177,6 +177,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.copy_policy",
             "webhook.dead_senders",
             "webhook.discard_event",
+            "webhook.due",
             "webhook.emit",
             "webhook.emit_many",
             "webhook.emit_many",
@@ -216,6 +217,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.survey",
             "webhook.take_shares",
             "webhook.turn_away",
+            "webhook.wake_for_endpoint",
             "webhook.wake_worker",
             "webhook.why",
         ]

@@ -6,14 +6,14 @@ use webhook_e2e::{Cluster, Database, Receiver};
 const EVENTS: usize = 30;
 
 /// Where only commits wake the worker, and functions are counted.
-fn woken_by_commits_alone() -> Cluster {
+pub fn woken_by_commits_alone() -> Cluster {
     Cluster::builder()
         .setting("webhook.poll_interval = '1h'")
         .setting("track_functions = 'all'")
         .start()
 }
 
-fn calls_of(database: &Database, function: &str) -> i64 {
+pub fn calls_of(database: &Database, function: &str) -> i64 {
     database.query_one_value(&format!(
         "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_user_functions WHERE schemaname = 'webhook' AND funcname = '{function}'"
     ))
