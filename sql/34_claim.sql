@@ -51,9 +51,11 @@ BEGIN
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = ours.id LIMIT 1) breaker ON true
+    -- The LIMIT has the WHERE asked before the function is called.
     LEFT JOIN LATERAL (
         SELECT webhook.next_look_at_breaker(breaker.b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due
         WHERE (breaker.b).state <> 'CLOSED' OR (breaker.b).retries_before IS NOT NULL OR (breaker.b).test_event_id IS NOT NULL
+        LIMIT 1
     ) guard ON true;
 END $$;
 
@@ -88,16 +90,12 @@ CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
--- Claims for this instance at most capacities[i] due deliveries of endpoint_ids[i], the longest due first. Of an endpoint
--- nothing more is claimed when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by one
--- payload at most. The attempt is counted here and not when it ends, so that a delivery that kills its worker runs out of
--- them. The queue of an endpoint is read from positions[i].
--- The payload is null where somebody has deleted or redacted the event.
-CREATE OR REPLACE FUNCTION webhook.claim(
-    instance int, endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint,
-    positions float8[] DEFAULT NULL)
-    RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text,
-                   payload text, occurred_at text, tenant text)
+-- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
+-- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
+-- one payload at most. The queue of an endpoint is read from positions[i].
+CREATE OR REPLACE FUNCTION webhook.pick(
+    endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[] DEFAULT NULL)
+    RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -157,21 +155,7 @@ BEGIN
         PERFORM webhook.end_catching_up(endpoint_ids);
     END IF;
 
-    -- They are locked, so they keep their ctids.
-    RETURN QUERY
-    WITH claimed AS (
-        UPDATE webhook.delivery_queue q
-        SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
-            claimed_at = now(), claimed_by = instance
-        WHERE q.ctid = ANY (picked || exceptions)
-        RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
-    )
-    SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at, event.tenant
-    FROM claimed c
-    LEFT JOIN LATERAL (
-        SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
-        FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
-    ) event ON true;
+    RETURN picked || exceptions;
 END $$;
 
 -- Where events come from, as CloudEvents say it: /webhook/<database>, or /webhook/<webhook.site>/<database>. What not every URI may
@@ -188,7 +172,7 @@ CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, header_names text[], header_values text[], secrets text[], connect_timeout_ms int, timeout_ms int,
                    format text, template text, source text)
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
     INSERT INTO webhook.secret (endpoint_id, secret)
@@ -204,8 +188,11 @@ BEGIN
            ARRAY(SELECT s.secret FROM webhook.secret s
                  WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
                  ORDER BY s.created_at DESC),
-           (extract(epoch FROM p.connect_timeout) * 1000)::int, (extract(epoch FROM p.timeout) * 1000)::int,
+           (date_part('epoch', (shared.policy).connect_timeout) * 1000)::int,
+           (date_part('epoch', (shared.policy).timeout) * 1000)::int,
            e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END
-    FROM webhook.endpoint e, webhook.policy_of(e.policy) p
-    WHERE e.id = ANY (endpoint_ids);
+    -- Read each policy once.
+    FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(e.id) AS endpoint_ids
+          FROM webhook.endpoint e WHERE e.id = ANY (endpoint_ids) GROUP BY e.policy OFFSET 0) shared
+    JOIN webhook.endpoint e ON e.id = ANY (shared.endpoint_ids);
 END $$;

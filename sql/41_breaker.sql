@@ -256,9 +256,9 @@ BEGIN
                           AND q.claim_seq = b.probe_claim_seq AND q.status = 'SENDING');
 END $$;
 
--- Where claim() finds the deliveries that go out although nothing else may: one probe for each breaker that is due
+-- Where pick() finds the deliveries that go out although nothing else may: one probe for each breaker that is due
 -- for it, and tests. The probe is what has waited longest, retries that wait for their time included; not what has to wait for
--- its turn or was superseded. Of that no more than a page is passed over, and then set aside or cancelled as in claim(), so that
+-- its turn or was superseded. Of that no more than a page is passed over, and then set aside or cancelled as in pick(), so that
 -- the next call gets further.
 CREATE OR REPLACE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -3,13 +3,16 @@
 -- Settling comes first, so that a breaker that opens keeps back what would have been claimed, and one that closes lets it go.
 
 -- Outcomes as webhook.settle() takes them, then the endpoints that are asked about, each with its position, and then wishes as
--- webhook.claim() takes them, for the first of these endpoints; each may be empty. Each row is a claim, but for the last,
+-- webhook.pick() takes them, for the first of these endpoints; each may be empty. Each row is a claim, but for the last,
 -- which has only the report:
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
 --   finished  what webhook.add_tally() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
 --   routes    how to reach the endpoints of the claims
 --   due       of each endpoint that is asked about, when to ask again
+--
+-- An attempt is counted when it is claimed and not when it ends, so that a delivery that kills its worker runs out of attempts.
+-- The payload is null where somebody has deleted or redacted the event.
 CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
@@ -22,7 +25,7 @@ DECLARE
     settled record;
     reported jsonb := '{}';
     wished_endpoint_ids int[] := asked_endpoint_ids[:cardinality(capacities)];
-    are_claimed boolean := false;
+    picked tid[];
 BEGIN
     IF cardinality(event_ids) > 0 THEN
         settled := webhook.settle(event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts,
@@ -45,14 +48,30 @@ BEGIN
     END IF;
 
     IF cardinality(wished_endpoint_ids) > 0 THEN
+        picked := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)]);
+    END IF;
+    IF cardinality(picked) > 0 THEN
+        -- They are locked, so they keep their ctids.
         RETURN QUERY
-        SELECT c.*, NULL::jsonb FROM webhook.claim(instance, wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)]) c;
-        are_claimed := FOUND;
+        WITH claimed AS (
+            UPDATE webhook.delivery_queue q
+            SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
+                claimed_at = now(), claimed_by = instance
+            WHERE q.ctid = ANY (picked)
+            RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
+        )
+        SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at,
+               event.tenant, NULL::jsonb
+        FROM claimed c
+        LEFT JOIN LATERAL (
+            SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
+            FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
+        ) event ON true;
     END IF;
 
     RETURN QUERY
     SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text,
            reported || jsonb_build_object(
-               'routes', (SELECT jsonb_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE are_claimed),
+               'routes', (SELECT jsonb_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE cardinality(picked) > 0),
                'due', (SELECT jsonb_agg(d) FROM webhook.due(asked_endpoint_ids, positions) d));
 END $$;

@@ -41,7 +41,6 @@ COMMENT ON ROUTINE webhook.check_endpoint IS
     'Trigger: refuses an endpoint that is not valid, with the remedy.';
 COMMENT ON ROUTINE webhook.check_secret IS
     'Trigger: refuses a secret that is not valid, without showing it.';
-COMMENT ON ROUTINE webhook.claim IS 'Claims due deliveries for a sender, so many for each endpoint.';
 COMMENT ON ROUTINE webhook.close_breaker IS
     'Closes a breaker now, by a person: waiting retries are due at once.';
 COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed.';
@@ -136,6 +135,7 @@ COMMENT ON ROUTINE webhook.passes IS 'Whether an event passes a filter.';
 COMMENT ON ROUTINE webhook.pattern_problem IS
     'Why a filter could take too long for an emit; null where it could not.';
 COMMENT ON ROUTINE webhook.patterns_in_words IS 'The first few patterns of an endpoint, for people.';
+COMMENT ON ROUTINE webhook.pick IS 'Locks due deliveries for a sender, so many for each endpoint.';
 COMMENT ON ROUTINE webhook.pick_exceptions IS
     'Deliveries that go out although their endpoint is not served: probes and tests.';
 COMMENT ON ROUTINE webhook.policy_of IS 'The policy of that name, or the default.';

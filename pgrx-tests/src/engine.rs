@@ -35,12 +35,23 @@ pub struct Wish {
     pub capacity: i32,
 }
 
+/// The statement that claims at most so many of an endpoint.
+pub fn claim_statement(endpoint: &str, most: i32) -> String {
+    format!(
+        "SELECT * FROM webhook.exchange('{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
+                                        ARRAY[{endpoint}], NULL, 1, '{{{most}}}', '{{1000000}}', 1000000)
+         WHERE event_id IS NOT NULL"
+    )
+}
+
 #[track_caller]
 pub fn claim(client: &mut impl GenericClient, instance: i32, wishes: &[Wish]) -> Vec<Claim> {
     let column = |field: fn(&Wish) -> i32| wishes.iter().map(field).collect::<Vec<i32>>();
     let rows = query(
         client,
-        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts FROM webhook.claim($1, $2, $3, $4, $5)",
+        "SELECT event_id, endpoint_id, claim_seq, earlier_attempts
+         FROM webhook.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', $2, NULL, $1, $3, $4, $5)
+         WHERE event_id IS NOT NULL",
         &[
             &instance,
             &column(|wish| wish.endpoint),

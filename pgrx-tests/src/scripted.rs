@@ -157,8 +157,9 @@ fn exchange(parameters: &[Parameter<'_>], rows: &[Vec<Value>]) -> Exchange {
         NullableFloats(retry_after),
         Ints(durations),
         NullableFloats(ages),
+        Ints(asked),
+        _positions,
         _instance,
-        Ints(wished),
         Ints(capacities),
         ..,
     ] = parameters
@@ -181,7 +182,7 @@ fn exchange(parameters: &[Parameter<'_>], rows: &[Vec<Value>]) -> Exchange {
         };
         (key, outcome)
     };
-    let wishes = wished.iter().zip(capacities);
+    let wishes = asked.iter().zip(capacities);
     Exchange {
         endings: (0..events.len()).map(ending).collect(),
         wishes: wishes

@@ -157,11 +157,14 @@ fn the_earliest_is_known_once_all_were_looked_at() {
     assert_eq!(agenda.earliest(now), Duration::MAX);
     let (soon, late) = (Duration::from_secs(7), Duration::from_secs(70));
     for (id, due_in) in [(1, late), (2, soon)] {
-        agenda.wake(Wake::Endpoint {
+        agenda.wake(
+            Wake::Endpoint {
                 id,
                 due_in,
                 position: 0.0,
-            }, now);
+            },
+            now,
+        );
     }
     assert_eq!(agenda.earliest(now), soon);
     assert_eq!(agenda.earliest(now + late), Duration::ZERO);

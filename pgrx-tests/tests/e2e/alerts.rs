@@ -341,9 +341,9 @@ fn a_test_that_closes_a_breaker_is_told() {
 fn claim(client: &mut Client, count: i32) -> Vec<Row> {
     let emit = "SELECT webhook_emit('settled') FROM generate_series(1, $1)";
     client.query(emit, &[&count]).unwrap();
-    let claim = "SELECT * FROM webhook.claim(1, ARRAY[(SELECT id FROM webhook.endpoint WHERE name = 'settled')], '{1000}', '{1000000}', 1000000)
-                 ORDER BY event_id";
-    engine::query(client, claim, &[])
+    let settled = "(SELECT id FROM webhook.endpoint WHERE name = 'settled')";
+    let claim = engine::claim_statement(settled, 1000) + " ORDER BY event_id";
+    engine::query(client, &claim, &[])
 }
 
 /// Settles claims with these statuses, one millisecond apart, as one batch.

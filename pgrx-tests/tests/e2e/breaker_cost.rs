@@ -50,6 +50,28 @@ fn success_writes_no_row_of_a_healthy_endpoint() {
 }
 
 #[test]
+fn only_a_breaker_that_is_not_closed_is_asked_when_to_look_again() {
+    let database = engine::idle_cluster().database("asked");
+    let endpoint = engine::add_endpoint(&database);
+    database.emit("order.created", json!({}));
+    let mut client = database.connect();
+    let mut transaction = client.transaction().unwrap();
+    let mut looks_after = |change: &str| -> i64 {
+        transaction.batch_execute(change).unwrap();
+        let due = format!("SELECT * FROM webhook.due(ARRAY[{endpoint}])");
+        assert_eq!(transaction.query(&due, &[]).unwrap().len(), 1);
+        let calls = "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_xact_user_functions WHERE funcname = 'next_look_at_breaker'";
+        transaction.query_one(calls, &[]).unwrap().get(0)
+    };
+    assert_eq!(looks_after("SET LOCAL track_functions = 'all'"), 0);
+    let closed = format!("INSERT INTO webhook.breaker (endpoint_id) VALUES ({endpoint})");
+    assert_eq!(looks_after(&closed), 0);
+    let open =
+        "UPDATE webhook.breaker SET state = 'OPEN', trips = 1, opened_at = now(), probe_at = now()";
+    assert_eq!(looks_after(open), 1);
+}
+
+#[test]
 fn settling_successes_wakes_nobody() {
     let cluster = engine::idle_cluster();
     let database = cluster.database("quiet");

@@ -1,6 +1,7 @@
 //! The plans of the worker's calls are made while the queue is empty, and have to serve a full one.
 
 use postgres::Client;
+use webhook_e2e::engine::claim_statement;
 use webhook_e2e::{Cluster, Database};
 
 const QUEUED: i64 = 20_000;
@@ -41,8 +42,8 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
         )
         .unwrap();
     // The retries are behind all that has never been tried.
+    client.batch_execute(&claim(3)).unwrap();
     let open = "
-        SELECT * FROM webhook.claim(1, '{1}', '{3}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
@@ -61,7 +62,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_backlog_with_keys() {
     let mut client = planned_while_empty(&database, 1);
     // What concerns keys is planned with the first of them.
     client.execute(EMIT_WITH_KEYS, &[&2]).unwrap();
-    client.batch_execute(CLAIM).unwrap();
+    client.batch_execute(&claim(BATCH as i32)).unwrap();
     client
         .batch_execute("DELETE FROM webhook.delivery")
         .unwrap();
@@ -76,21 +77,21 @@ fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
     let mut client = planned_while_empty(&database, 1);
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
     // Those in turn wait for their retry, behind all that has never been met.
+    client.batch_execute(&claim(10)).unwrap();
     let open = "
-        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES (1, 'OPEN', 1, now(), now());";
     client.batch_execute(open).unwrap();
     let before = index_reads(&mut client);
-    client.batch_execute(CLAIM).unwrap();
+    client.batch_execute(&claim(BATCH as i32)).unwrap();
     let reads = index_reads(&mut client) - before;
     assert!(reads < QUEUED / 2, "{reads} index entries");
 
     // Call by call it gets there.
     let mut probing = false;
     for _ in 0..QUEUED / BATCH {
-        client.batch_execute(CLAIM).unwrap();
+        client.batch_execute(&claim(BATCH as i32)).unwrap();
         let state = "SELECT state = 'HALF_OPEN' FROM webhook.breaker";
         probing = client.query_one(state, &[]).unwrap().get(0);
         if probing {
@@ -106,8 +107,8 @@ fn retries_are_brought_forward_past_all_that_wait_for_their_turn() {
     let database = cluster.database("forward");
     let mut client = planned_while_empty(&database, 1);
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
+    client.batch_execute(&claim(10)).unwrap();
     let close = "
-        SELECT * FROM webhook.claim(1, '{1}', '{10}', '{1000000}', 1000000);
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
         UPDATE webhook.delivery_queue SET next_attempt_at = now() + interval '1 h' WHERE wait_reason = 'retry';
         UPDATE webhook.delivery_queue SET waits_for = event_id WHERE wait_reason = 'new';
@@ -178,7 +179,7 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
     for _ in 0..10 {
         client.batch_execute(AGENDA).unwrap();
         client.batch_execute(EXPIRE).unwrap();
-        client.batch_execute(CLAIM).unwrap();
+        client.batch_execute(&claim(BATCH as i32)).unwrap();
         client.batch_execute(SETTLE).unwrap();
     }
     client
@@ -187,14 +188,17 @@ fn planned_while_empty(database: &Database, endpoints: i32) -> Client {
 const AGENDA: &str =
     "SELECT d.* FROM webhook.agenda(0, 100) a, webhook.due(a.endpoint_ids, a.positions) d";
 const EXPIRE: &str = "SELECT webhook.expire_overdue(100)";
-const CLAIM: &str = "SELECT * FROM webhook.claim(1, '{1}', '{100}', '{1000000}', 1000000)";
 const SETTLE: &str = "SELECT webhook.settle(
         array_agg(event_id), array_agg(endpoint_id), array_agg(claim_seq), array_agg(500), array_agg(NULL::text),
         array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::float8), array_agg(1), array_agg(1e12::float8))
     FROM webhook.delivery_queue WHERE status = 'SENDING' HAVING count(*) > 0";
 
+fn claim(most: i32) -> String {
+    claim_statement("1", most)
+}
+
 fn every_call_reads_little(client: &mut Client) {
-    for call in [AGENDA, EXPIRE, CLAIM] {
+    for call in [AGENDA, EXPIRE, &claim(BATCH as i32)] {
         let before = index_reads(client);
         client.batch_execute(call).unwrap();
         let reads = index_reads(client) - before;

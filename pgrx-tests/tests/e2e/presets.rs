@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use postgres::{Client, Transaction};
 use serde_json::json;
 use webhook_e2e::database::{emit, refusal};
-use webhook_e2e::engine::{OTHER_ERRORS, RETRIABLE_ERRORS};
+use webhook_e2e::engine::{OTHER_ERRORS, RETRIABLE_ERRORS, claim_statement};
 use webhook_e2e::{Cluster, Database};
 
 pub(super) struct Preset {
@@ -349,9 +349,10 @@ fn each_preset_ends_in_failed_with_the_attempt_that_its_document_says() {
                     "UPDATE webhook.delivery SET next_attempt_at = now() WHERE status = 'PENDING'",
                 );
                 let settle = format!(
-                    "SELECT count(*) FROM webhook.claim(1, ARRAY[{endpoint}], '{{1}}', '{{1}}', 1) AS c,
+                    "SELECT count(*) FROM ({}) AS c,
                           webhook.settle(ARRAY[c.event_id], ARRAY[c.endpoint_id], ARRAY[c.claim_seq], '{{NULL}}', '{{connect}}',
-                                         '{{connection refused}}', '{{NULL}}', '{{NULL}}', '{{5}}', '{{1e12}}')"
+                                         '{{connection refused}}', '{{NULL}}', '{{NULL}}', '{{5}}', '{{1e12}}')",
+                    claim_statement(&endpoint.to_string(), 1)
                 );
                 execute(transaction, "SET LOCAL ROLE webhook_owner");
                 value::<i64>(transaction, &settle);
