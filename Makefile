@@ -25,7 +25,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build script install run demo test lint unit e2e upgradetest reference api bench peers package clean venv
+.PHONY: help setup build relay script install run demo test lint unit e2e upgradetest reference api bench peers package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ setup: ## install what is missing: Debian packages, the server that PG= names
 build: setup script ## compile the extension
 	@echo "Compiling the extension: 2 to 5 minutes the first time"
 	$(CARGO) build --release --package webhook $(FEATURES)
+
+relay: ## compile webhook-relay, which delivers from another machine
+	$(CARGO) build --release --package webhook-relay
 
 # The extension as the server wants it: the files of sql/ in the order of their names, and the control file.
 EXTENSION := $(TARGET)/extension
