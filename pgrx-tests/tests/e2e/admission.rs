@@ -1,6 +1,6 @@
 //! How many requests an endpoint gets at the same time, and that those who do not answer keep nobody waiting.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use webhook_e2e::{Answer, Cluster, Database, Receiver};
 
@@ -103,16 +103,18 @@ fn an_endpoint_that_is_overloaded_gets_half_as_many() {
 fn no_more_attempts_go_out_in_a_second_than_the_rate_limit_says() {
     let (database, receiver) = (Cluster::shared().database("rate"), Receiver::start());
     database.add_endpoint_with("orders", &receiver.url("/orders"), "rate_limit => 10");
+    let emitted = Instant::now();
     emit(&database, "order.created", 40);
     let requests = receiver.wait_for_requests_to("/orders", 40);
     let mut times: Vec<_> = requests.iter().map(|request| request.arrived).collect();
     times.sort_unstable();
-    // A bucket of ten, and three seconds of ten.
-    let took = times[39].duration_since(times[0]);
-    assert!(took >= Duration::from_millis(2_900), "{took:?}");
-    // In no second more than the bucket and what came into it meanwhile.
-    for pair in times.windows(21) {
-        assert!(pair[20].duration_since(pair[0]) >= Duration::from_millis(900));
+    // A bucket of ten that was full at first, and what came into it since. Whatever is slow makes it later, never sooner.
+    for (before, arrived) in times.iter().enumerate() {
+        let tokens = 10.0 + 10.0 * arrived.duration_since(emitted).as_secs_f64();
+        assert!(
+            tokens >= before as f64 + 1.0,
+            "{before} before, {tokens} tokens"
+        );
     }
 }
 

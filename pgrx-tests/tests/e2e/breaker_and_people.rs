@@ -180,19 +180,20 @@ fn while_a_person_holds_the_breaker_a_failing_endpoint_gets_no_more_than_its_sha
         .batch_execute("SELECT FROM webhook.breaker FOR UPDATE")
         .unwrap();
     guarded.emit(200);
-    // A quarter of the 64 threads.
-    guarded.wait_for_requests(1 + 16);
+    // The first window; each of it that ends makes room for one more before it is known that nothing can be settled.
+    guarded.wait_for_requests(1 + 8);
     for _ in 0..20 {
         guarded.let_the_worker_look();
     }
-    assert_eq!(guarded.requests().len(), 1 + 16);
     // Or the first of them to be settled would make room before there are enough to open it.
     guarded
         .database
         .wait_until("SELECT in_flight = 0 FROM webhook_status()");
+    let sent = guarded.requests().len();
+    assert!(sent <= 1 + 16, "{sent} requests");
     transaction.rollback().unwrap();
     guarded.wait_for_state("OPEN");
-    assert_eq!(guarded.requests().len(), 1 + 16);
+    assert_eq!(guarded.requests().len(), sent);
 }
 
 #[test]
