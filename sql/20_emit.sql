@@ -276,8 +276,9 @@ BEGIN
 END $$;
 
 -- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET, of which
--- each costs as much as an index entry, and few expressions, none of which needs the executor. Without a search_path of its
--- own, all that it names is named in full, also operators.
+-- each costs as much as an index entry, and few expressions, none of which needs the executor: an INSERT would ask anew for the
+-- right to call each function and operator in it. Without a search_path of its own, all that it names is named in full, also
+-- operators.
 --
 -- An event that one endpoint wants, and for which nothing special is asked, is emitted here; all else goes to emit_checked().
 -- The session remembers who wants a type only after that type and tenant were found valid. webhook.max_payload is never
@@ -291,6 +292,8 @@ CREATE OR REPLACE FUNCTION webhook.emit(
 DECLARE
     route pg_catalog.int8 := webhook.recall_only_route(emit.tenant, emit.event_type);
     size pg_catalog.int4 := pg_catalog.octet_length(emit.payload::pg_catalog.text);
+    the_endpoint pg_catalog.int4;
+    attempts pg_catalog.int4;
     new_event_id pg_catalog.uuid;
     emitted_at pg_catalog.timestamptz;
 BEGIN
@@ -301,15 +304,15 @@ BEGIN
                                     emit.deliver_at, emit.expires_at, emit.tenant, emit.endpoints);
     END IF;
 
+    the_endpoint := (route OPERATOR(pg_catalog.>>) 32)::pg_catalog.int4;
+    attempts := (route OPERATOR(pg_catalog.&) 65535)::pg_catalog.int4;
     new_event_id := webhook.new_id();
     emitted_at := pg_catalog.clock_timestamp();
     INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, created_at)
     VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, size, emitted_at);
     INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
-    VALUES (new_event_id, (route OPERATOR(pg_catalog.>>) 32)::pg_catalog.int4, emit.event_type,
-            (route OPERATOR(pg_catalog.&) 65535)::pg_catalog.int4, emitted_at, emitted_at);
-    RETURN CASE WHEN webhook.wake_endpoint((route OPERATOR(pg_catalog.>>) 32)::pg_catalog.int4, emitted_at)
-                THEN new_event_id END;
+    VALUES (new_event_id, the_endpoint, emit.event_type, attempts, emitted_at, emitted_at);
+    RETURN CASE WHEN webhook.wake_endpoint(the_endpoint, emitted_at) THEN new_event_id END;
 END $$;
 
 -- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
