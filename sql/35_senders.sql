@@ -28,7 +28,7 @@ BEGIN
         IF pg_try_advisory_lock(webhook.sender_lock(), new_id) THEN
             DELETE FROM webhook.sender s WHERE s.id = new_id;
             INSERT INTO webhook.sender (id, kind, pid, role, host, version)
-            SELECT new_id, begin_sender.kind, a.pid, a.usesysid, begin_sender.host, begin_sender.version
+            SELECT new_id, begin_sender.kind, a.pid, a.usesysid, left(begin_sender.host, 255), left(begin_sender.version, 100)
             FROM pg_stat_get_activity(pg_backend_pid()) a;
             RETURN new_id;
         END IF;

@@ -15,18 +15,19 @@ CREATE OR REPLACE FUNCTION webhook.latency_class_end(latency_class int) RETURNS 
 CREATE OR REPLACE FUNCTION webhook.add_tally(
     endpoint_ids int[], statuses text[], latency_classes int[], deliveries bigint[], retried bigint[], retries bigint[])
     RETURNS void
-    LANGUAGE sql SECURITY DEFINER
-    BEGIN ATOMIC
-        INSERT INTO webhook.tally AS t (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-        SELECT n.endpoint_id, date_trunc('hour', now(), 'UTC'), n.status, n.latency_class, n.deliveries, n.retried, n.retries
-        FROM unnest(endpoint_ids, statuses, latency_classes, deliveries, retried, retries)
-            AS n (endpoint_id, status, latency_class, deliveries, retried, retries)
-        ON CONFLICT (endpoint_id, hour, status, latency_class) DO UPDATE
-        SET deliveries = t.deliveries + excluded.deliveries,
-            retried = t.retried + excluded.retried,
-            retries = t.retries + excluded.retries,
-            last_at = now();
-    END;
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO webhook.tally AS t (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
+    SELECT n.endpoint_id, date_trunc('hour', now(), 'UTC'), n.status, n.latency_class, n.deliveries, n.retried, n.retries
+    FROM unnest(endpoint_ids, statuses, latency_classes, add_tally.deliveries, add_tally.retried, add_tally.retries)
+        AS n (endpoint_id, status, latency_class, deliveries, retried, retries)
+    ON CONFLICT (endpoint_id, hour, status, latency_class) DO UPDATE
+    SET deliveries = t.deliveries + excluded.deliveries,
+        retried = t.retried + excluded.retried,
+        retries = t.retries + excluded.retries,
+        last_at = now();
+END $$;
 
 -- The last 24 hours: what is finished in them, and from emit to success for what succeeded.
 CREATE OR REPLACE VIEW webhook.metrics AS
