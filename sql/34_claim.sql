@@ -19,9 +19,10 @@
 -- due_in_ms is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0 for what is due
 -- and a day at most. `is_guarded`: its breaker is not closed, or there is a test, so that more than room decides what is claimed.
 -- `new_position` is null where nothing is served, and never later than now: a retry may come before what is scheduled.
+-- `is_well`: it has answered, in the last days, and not failed since.
 CREATE OR REPLACE FUNCTION webhook.due(endpoint_ids int[], positions float8[] DEFAULT NULL)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, new_position float8, max_in_flight int, rate_limit float8, breaker_state text,
-                   is_guarded boolean, turns_away boolean)
+                   is_guarded boolean, turns_away boolean, is_well boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -35,7 +36,9 @@ BEGIN
            -- A microsecond less, which the number may lose on its way.
            CASE WHEN ours.is_served THEN date_part('epoch', least(waiting.next_attempt_at, now()) - interval '1 us') END,
            ours.max_in_flight, ours.rate_limit::float8, coalesce((breaker.b).state, 'CLOSED'),
-           guard.due IS NOT NULL, coalesce((guard.due).turns_away, false)
+           guard.due IS NOT NULL, coalesce((guard.due).turns_away, false),
+           coalesce((breaker.b).consecutive_failures, 0) = 0
+               AND EXISTS (SELECT FROM webhook.tally t WHERE t.endpoint_id = ours.id AND t.status = 'SENT' LIMIT 1)
     FROM unnest(endpoint_ids, positions) AS asked (id, position)
     LEFT JOIN LATERAL (
         SELECT e.id, e.max_in_flight, e.rate_limit, e.policy,

@@ -11,7 +11,7 @@
 //!
 //! **The reserve** keeps those who do not answer from taking the room of those who do. Of `webhook.max_in_flight`,
 //! endpoints that are not proven get half at most, all together; and while others wait, two each. An endpoint is proven
-//! while its last outcome is good and its oldest request is not older than usual.
+//! while its last outcome is good, be it one that another sender has had, and its oldest request is not older than usual.
 //!
 //! What is free is divided evenly among those who ask, and who is asked first changes with each turn.
 
@@ -220,6 +220,9 @@ impl Admission {
             };
             (rate, bucket.unwrap_or(full))
         });
+        if due.is_well {
+            standing.last.get_or_insert(Quality::Good);
+        }
         if due.breaker_is_closed && !standing.breaker_is_closed {
             standing.window = Window::starting_at(1.0);
         }
@@ -228,6 +231,12 @@ impl Admission {
 
     pub fn knows(&self, endpoint_id: i32) -> bool {
         self.standings.contains_key(&endpoint_id)
+    }
+
+    /// Whether the database has said anything of it.
+    pub fn has_learnt_of(&self, endpoint_id: i32) -> bool {
+        let standing = self.standings.get(&endpoint_id);
+        standing.is_some_and(|standing| standing.is_known)
     }
 
     pub fn breaker_is_closed(&self, endpoint_id: i32) -> bool {

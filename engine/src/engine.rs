@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use crate::admission::{Admission, Quality};
+use crate::admission::{Admission, Asking, Quality};
 use crate::agenda::{self, Agenda, LOCKED_RETRY, Wake};
 use crate::budget::Budget;
 use crate::housekeeping::Housekeeping;
@@ -260,10 +260,20 @@ impl<S: Store, W: Wire> Engine<S, W> {
             self.agenda
                 .looked_at(&page, now, took, self.config.poll_interval);
         }
-        let asking = self.agenda.asking(now).collect();
+        let asking: Vec<Asking> = self.agenda.asking(now).collect();
+        let mut unknown: HashSet<i32> = (asking.iter().map(|asking| asking.endpoint_id))
+            .filter(|id| !self.admission.has_learnt_of(*id))
+            .collect();
         let mut wishes = self
             .admission
             .wishes(asking, &self.ledger, &self.budget, now);
+        // There is no room for newcomers, and it may be none.
+        for wish in &wishes {
+            unknown.remove(&wish.endpoint_id);
+        }
+        for id in unknown {
+            self.agenda.wake(Wake::Changed { id }, now);
+        }
         if cautious {
             // One at a time, each turn another one: what cannot be claimed must not stop the rest.
             wishes.truncate(1);

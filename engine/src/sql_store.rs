@@ -433,6 +433,7 @@ struct ReportedDue {
     breaker_state: String,
     is_guarded: bool,
     turns_away: bool,
+    is_well: bool,
 }
 
 impl From<ReportedDue> for Due {
@@ -446,6 +447,7 @@ impl From<ReportedDue> for Due {
             breaker_is_closed: due.breaker_state == "CLOSED",
             is_guarded: due.is_guarded,
             turns_away: due.turns_away,
+            is_well: due.is_well,
         }
     }
 }

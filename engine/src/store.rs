@@ -129,6 +129,8 @@ pub struct Due {
     pub is_guarded: bool,
     /// Nothing is sent, and what is due is not held either.
     pub turns_away: bool,
+    /// It has answered, to whatever sender, and not failed since.
+    pub is_well: bool,
 }
 
 /// The part of the endpoints that a sender serves, as SQL has divided them.

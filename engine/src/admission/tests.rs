@@ -112,6 +112,7 @@ const CLOSED: Due = Due {
     breaker_is_closed: true,
     is_guarded: false,
     turns_away: false,
+    is_well: false,
 };
 
 #[test]
@@ -344,4 +345,23 @@ fn an_endpoint_of_which_nothing_is_known_yet_gets_one() {
         .admission
         .wishes(asking, &scene.ledger, &scene.budget, scene.now);
     assert_eq!(wishes[0].count, 1);
+}
+
+#[test]
+fn an_endpoint_that_was_well_before_this_sender_came_needs_no_room_of_newcomers() {
+    let mut scene = Scene::with(10);
+    let newcomers: Vec<i32> = (1..=10).collect();
+    scene.claim(&newcomers);
+    assert_eq!(scene.wish(11), 0, "half of the room is taken");
+    let well = Due {
+        is_well: true,
+        ..CLOSED
+    };
+    scene.learn(12, well.clone());
+    assert!(scene.wish(12) > 0);
+    // What this sender has seen itself counts more.
+    scene.learn(11, CLOSED);
+    scene.admission.note(11, Quality::Bad, scene.now, scene.now);
+    scene.learn(11, well);
+    assert_eq!(scene.wish(11), 0);
 }

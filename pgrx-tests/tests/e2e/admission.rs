@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use webhook_e2e::{Answer, Cluster, Database, Receiver};
+use webhook_e2e::{Answer, Cluster, Database, Receiver, worker};
 
 const HUNG: usize = 200;
 
@@ -59,6 +59,31 @@ fn endpoints_that_hang_get_half_of_all_requests_at_most() {
     emit(&database, "well", 200);
     receiver.wait_for_requests_to("/well", 201);
     assert_eq!(in_flight(&database, "hung"), 10);
+}
+
+#[test]
+fn a_new_worker_knows_who_has_answered_before_it() {
+    let cluster = Cluster::builder()
+        .setting("webhook.max_in_flight = 10")
+        .start();
+    let (database, receiver) = (cluster.database("known"), Receiver::start());
+    database.add_endpoint_with("well", &receiver.url("/well"), "event_types => '{well}'");
+    emit(&database, "well", 1);
+    database.wait_until("SELECT EXISTS (SELECT FROM webhook.tally WHERE status = 'SENT')");
+    let earlier = worker::pid(&database);
+    worker::terminate(&database, earlier);
+    worker::successor(&database, earlier);
+
+    receiver.hold("/hung");
+    database.execute(&format!(
+        "SELECT webhook_set_endpoint('hung' || n, '{}', event_types => '{{hung}}') FROM generate_series(1, 20) n",
+        receiver.url("/hung")
+    ));
+    emit(&database, "hung", 3);
+    receiver.wait_for_requests_to("/hung", 5);
+    emit(&database, "well", 10);
+    receiver.wait_for_requests_to("/well", 11);
+    assert_eq!(in_flight(&database, "hung"), 5, "half of all");
 }
 
 #[test]
