@@ -102,8 +102,8 @@ lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on th
 	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
 		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
 
-unit: ## tests of the crates delivery and engine, without PostgreSQL
-	cargo test --package webhook-delivery --package webhook-engine
+unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
+	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP
 	cargo test --package webhook-e2e
