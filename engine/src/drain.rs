@@ -36,9 +36,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     /// Takes back what has not gone out.
     pub fn withdraw_waiting(&mut self) {
-        for key in self.wire.withdraw(&|_| true) {
-            self.ledger.end(Ending::released(key));
-        }
+        self.withdraw(|_| true);
     }
 
     pub fn abort(&mut self) {

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use webhook_delivery::Key;
+
 use crate::admission::{Admission, Asking, Quality};
 use crate::agenda::{self, Agenda, LOCKED_RETRY, Wake};
 use crate::budget::Budget;
@@ -312,7 +314,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             self.admission.learn(due, now);
             self.agenda.learn(due, now);
             if was_closed && !due.breaker_is_closed {
-                self.withdraw(due.endpoint_id);
+                self.withdraw(|key| key.endpoint_id == due.endpoint_id);
             }
         }
 
@@ -354,10 +356,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
         pause
     }
 
-    /// A breaker has opened: what has not gone out yet is given back.
-    fn withdraw(&mut self, endpoint_id: i32) {
-        let withdrawn = self.wire.withdraw(&|key| key.endpoint_id == endpoint_id);
-        for key in withdrawn {
+    /// Gives back what has not gone out yet, of these claims.
+    pub(crate) fn withdraw(&mut self, which: impl Fn(&Key) -> bool) {
+        for key in self.wire.withdraw(&which) {
             self.ledger.end(Ending::released(key));
         }
     }

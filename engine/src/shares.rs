@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::agenda::Wake;
 use crate::engine::{Engine, Hold};
 use crate::housekeeping::EVERY;
-use crate::ledger::Ending;
 use crate::store::{Shares, Store};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
@@ -20,7 +19,7 @@ const WHILE_GIVING_UP: Duration = Duration::from_millis(50);
 /// Others need not be told more often.
 const BETWEEN_RINGS: Duration = Duration::from_millis(20);
 
-/// What is committed for other senders, who cannot see it themselves.
+/// Commits for other senders, who cannot see them themselves.
 #[derive(Default)]
 pub(crate) struct Ring {
     is_due: bool,
@@ -130,9 +129,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if self.agenda.serve(shares) {
             // Its last sender may have left claims.
             self.housekeeping.recovery.begin_anew();
-            for key in self.wire.withdraw(&|key| !shares.serve(key.endpoint_id)) {
-                self.ledger.end(Ending::released(key));
-            }
+            self.withdraw(|key| !shares.serve(key.endpoint_id));
         }
     }
 
