@@ -28,7 +28,8 @@ CREATE SCHEMA webhook;
 -- For the CHECKs of codes. 03_reasons.sql has the lists and replaces these, so that a later version knows another code without
 -- a look at the rows.
 CREATE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
-CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
+CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+    AS 'BEGIN RETURN false; END';
 CREATE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
 -- For the CHECK of the queue, which every emit pays for; 31_moves.sql replaces it.
 CREATE FUNCTION webhook.may_be_queued(

@@ -11,8 +11,8 @@
 CREATE OR REPLACE FUNCTION webhook.write_installation(new_id uuid) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    EXECUTE format('CREATE OR REPLACE FUNCTION webhook.installation(OUT id uuid, OUT system_identifier bigint, OUT major_version int)
-                        LANGUAGE sql IMMUTABLE BEGIN ATOMIC SELECT %L::uuid, %L::bigint, %s; END',
+    EXECUTE format('CREATE OR REPLACE FUNCTION webhook.installation()
+                        RETURNS TABLE (id uuid, system_identifier bigint, major_version int) LANGUAGE sql IMMUTABLE BEGIN ATOMIC SELECT %L::uuid, %L::bigint, %s; END',
                    new_id, webhook.system_identifier(), webhook.major_version());
 END $$;
 

@@ -48,6 +48,16 @@ CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
             WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
 
+-- Of an endpoint that was made without one, or whose secrets have all expired, when it is first needed.
+CREATE OR REPLACE FUNCTION webhook.first_secret(endpoint_id int) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    made text := webhook.new_secret();
+BEGIN
+    INSERT INTO webhook.secret (endpoint_id, secret) VALUES (first_secret.endpoint_id, made);
+    RETURN made;
+END $$;
+
 -- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
 -- that the receiver may take over the new one at any moment of it.
 CREATE OR REPLACE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text

@@ -20,15 +20,15 @@
 -- and a day at most. `is_guarded`: its breaker is not closed, or there is a test, so that more than room decides what is claimed.
 -- `new_position` is null where nothing is served, and never later than now: a retry may come before what is scheduled.
 -- `is_well`: it has answered, in the last days, and not failed since.
-CREATE OR REPLACE FUNCTION webhook.due(endpoint_ids int[], positions float8[] DEFAULT NULL)
+CREATE OR REPLACE FUNCTION webhook.due(
+    endpoint_ids int[], positions float8[] DEFAULT NULL, our_origin text DEFAULT NULL)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, new_position float8, max_in_flight int, rate_limit float8, breaker_state text,
                    is_guarded boolean, turns_away boolean, is_well boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
-DECLARE
-    our_origin text := webhook.origin();
 BEGIN
+    our_origin := coalesce(our_origin, webhook.origin());
     RETURN QUERY
     SELECT asked.id,
            ceil(greatest(0, least(86400, date_part('epoch', CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END
@@ -97,13 +97,13 @@ CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
 -- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
 -- one payload at most. The queue of an endpoint is read from positions[i].
 CREATE OR REPLACE FUNCTION webhook.pick(
-    endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[] DEFAULT NULL)
+    endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[],
+    our_origin text)
     RETURNS tid[]
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    our_origin text := webhook.origin();
     picked tid[];
     exceptions tid[];
     some_are_ordered boolean;
@@ -171,31 +171,24 @@ CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
                  generate_series(0, octet_length(path) - 1) AS at,
                  LATERAL (SELECT get_byte(path, at) AS byte) b);
 
--- How to reach these endpoints, and in which format. One that was made without a secret gets it here.
+-- How to reach these endpoints, and in which format.
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
-    RETURNS TABLE (endpoint_id int, url text, header_names text[], header_values text[], secrets text[], connect_timeout_ms int, timeout_ms int,
+    RETURNS TABLE (endpoint_id int, url text, headers jsonb, secrets text[], connect_timeout_ms int, timeout_ms int,
                    format text, template text, source text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
-    INSERT INTO webhook.secret (endpoint_id, secret)
-    SELECT e.id, webhook.new_secret() FROM webhook.endpoint e
-    WHERE e.id = ANY (endpoint_ids)
-      AND NOT EXISTS (SELECT FROM webhook.secret s
-                      WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now()));
-
     RETURN QUERY
-    SELECT e.id, e.url,
-           ARRAY(SELECT h.key FROM jsonb_each_text(e.headers) AS h ORDER BY h.key),
-           ARRAY(SELECT h.value FROM jsonb_each_text(e.headers) AS h ORDER BY h.key),
-           ARRAY(SELECT s.secret FROM webhook.secret s
-                 WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
-                 ORDER BY s.created_at DESC),
+    SELECT e.id, e.url, e.headers,
+           CASE WHEN cardinality(valid.secrets) > 0 THEN valid.secrets ELSE ARRAY[webhook.first_secret(e.id)] END,
            (date_part('epoch', (shared.policy).connect_timeout) * 1000)::int,
            (date_part('epoch', (shared.policy).timeout) * 1000)::int,
            e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END
     -- Read each policy once.
     FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(e.id) AS endpoint_ids
           FROM webhook.endpoint e WHERE e.id = ANY (endpoint_ids) GROUP BY e.policy OFFSET 0) shared
-    JOIN webhook.endpoint e ON e.id = ANY (shared.endpoint_ids);
+    JOIN webhook.endpoint e ON e.id = ANY (shared.endpoint_ids)
+    CROSS JOIN LATERAL (SELECT ARRAY(SELECT s.secret FROM webhook.secret s
+                                     WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
+                                     ORDER BY s.created_at DESC) AS secrets OFFSET 0) valid;
 END $$;

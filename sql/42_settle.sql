@@ -30,6 +30,8 @@ CREATE OR REPLACE FUNCTION webhook.settle(
 #variable_conflict use_column
 DECLARE
     logs_success boolean := webhook.setting('keep_attempts') = 'all';
+    well_endpoint_ids int[];
+    settled bigint[];
     endpoints int[];
     policies webhook.policy[];
     outcomes webhook.outcome[];
@@ -38,6 +40,30 @@ DECLARE
     some_are_ordered boolean;
     handed_back int[];
 BEGIN
+    IF NOT logs_success THEN
+        well_endpoint_ids := webhook.plainly_well(endpoint_ids, status_codes);
+    END IF;
+    IF cardinality(well_endpoint_ids) > 0 THEN
+        SELECT s.settled, s.finished_endpoint_ids, s.finished_statuses, s.finished_latency_classes, s.finished_deliveries,
+               s.finished_retried, s.finished_retries
+        INTO settled, finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
+             finished_retries
+        FROM webhook.settle_successes(well_endpoint_ids, event_ids, endpoint_ids, claim_seqs, status_codes, durations_ms,
+                                      ages_ms) s;
+        -- Most batches are done.
+        IF cardinality(settled) = cardinality(event_ids) THEN
+            RETURN;
+        END IF;
+        SELECT array_agg(o.event_id), array_agg(o.endpoint_id), array_agg(o.claim_seq), array_agg(o.status_code), array_agg(o.failure),
+               array_agg(o.error), array_agg(o.excerpt), array_agg(o.retry_after_s), array_agg(o.duration_ms), array_agg(o.age_ms)
+        INTO event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts, retry_after_seconds, durations_ms, ages_ms
+        FROM unnest(event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts, retry_after_seconds,
+                    durations_ms, ages_ms) WITH ORDINALITY
+            AS o (event_id, endpoint_id, claim_seq, status_code, failure, error, excerpt, retry_after_s, duration_ms,
+                  age_ms, ordinal)
+        WHERE settled IS NULL OR o.ordinal <> ALL (settled);
+    END IF;
+
     -- Read each policy once. The endpoints are in order, so that a search by halves finds the policy of an outcome: a join
     -- without an index would compare every outcome with every endpoint.
     SELECT array_agg(id ORDER BY id), array_agg(shared.policy ORDER BY id) INTO endpoints, policies
@@ -118,8 +144,9 @@ BEGIN
                CASE f.status WHEN 'FAILED' THEN f.error END, f.duration_ms, f.created_at, f.ended_at
         FROM finished f WHERE f.keep_sent OR f.status = 'FAILED'
     )
-    SELECT array_agg(f.endpoint_id), array_agg(f.status), array_agg(f.latency_class), array_agg(f.deliveries),
-           array_agg(f.retried), array_agg(f.retries)
+    SELECT finished_endpoint_ids || array_agg(f.endpoint_id), finished_statuses || array_agg(f.status),
+           finished_latency_classes || array_agg(f.latency_class), finished_deliveries || array_agg(f.deliveries),
+           finished_retried || array_agg(f.retried), finished_retries || array_agg(f.retries)
     INTO finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
          finished_retries
     FROM (SELECT f.endpoint_id, f.status, webhook.latency_class(f.ended_at - f.created_at) AS latency_class,
@@ -128,7 +155,6 @@ BEGIN
           FROM finished f WHERE NOT webhook.is_own(f.event_type)
           GROUP BY 1, 2, 3) f;
 
-    -- Most batches are done.
     IF all_succeeded AND all_are_kept AND NOT some_are_ordered AND NOT logs_success THEN
         RETURN;
     END IF;

@@ -18,13 +18,15 @@ CREATE OR REPLACE FUNCTION webhook.exchange(
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
     asked_endpoint_ids int[], positions float8[], instance int, capacities int[], byte_rooms bigint[], byte_room bigint)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
-                   occurred_at text, tenant text, report jsonb)
+                   occurred_at text, tenant text, report json)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     settled record;
-    reported jsonb := '{}';
+    locked json;
+    finished json;
     wished_endpoint_ids int[] := asked_endpoint_ids[:cardinality(capacities)];
+    our_origin text := webhook.origin();
     picked tid[];
 BEGIN
     IF cardinality(event_ids) > 0 THEN
@@ -36,19 +38,18 @@ BEGIN
                                LEFT JOIN unnest(settled.queued_endpoint_ids, settled.queued_times) AS queued (id, next_attempt_at) USING (id)
                                ORDER BY asked.ordinal);
         END IF;
-        reported := jsonb_build_object(
-            'locked', (SELECT jsonb_agg(jsonb_build_array(l.event_id, l.endpoint_id, l.claim_seq))
-                       FROM unnest(settled.locked_event_ids, settled.locked_endpoint_ids, settled.locked_claim_seqs)
-                            AS l (event_id, endpoint_id, claim_seq)),
-            'finished', (SELECT jsonb_agg(jsonb_build_array(f.endpoint_id, f.status, f.latency_class, f.deliveries, f.retried,
-                                                            f.retries))
-                         FROM unnest(settled.finished_endpoint_ids, settled.finished_statuses, settled.finished_latency_classes,
-                                     settled.finished_deliveries, settled.finished_retried, settled.finished_retries)
-                              AS f (endpoint_id, status, latency_class, deliveries, retried, retries)));
+        locked := (SELECT json_agg(json_build_array(l.event_id, l.endpoint_id, l.claim_seq))
+                   FROM unnest(settled.locked_event_ids, settled.locked_endpoint_ids, settled.locked_claim_seqs)
+                        AS l (event_id, endpoint_id, claim_seq));
+        finished := (SELECT json_agg(json_build_array(f.endpoint_id, f.status, f.latency_class, f.deliveries, f.retried, f.retries))
+                     FROM unnest(settled.finished_endpoint_ids, settled.finished_statuses, settled.finished_latency_classes,
+                                 settled.finished_deliveries, settled.finished_retried, settled.finished_retries)
+                          AS f (endpoint_id, status, latency_class, deliveries, retried, retries));
     END IF;
 
     IF cardinality(wished_endpoint_ids) > 0 THEN
-        picked := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)]);
+        picked := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
+                               our_origin);
     END IF;
     IF cardinality(picked) > 0 THEN
         -- They are locked, so they keep their ctids.
@@ -61,7 +62,7 @@ BEGIN
             RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
         )
         SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at,
-               event.tenant, NULL::jsonb
+               event.tenant, NULL::json
         FROM claimed c
         LEFT JOIN LATERAL (
             SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
@@ -71,7 +72,8 @@ BEGIN
 
     RETURN QUERY
     SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text,
-           reported || jsonb_build_object(
-               'routes', (SELECT jsonb_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE cardinality(picked) > 0),
-               'due', (SELECT jsonb_agg(d) FROM webhook.due(asked_endpoint_ids, positions) d));
+           json_build_object(
+               'locked', locked, 'finished', finished,
+               'routes', (SELECT json_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE cardinality(picked) > 0),
+               'due', (SELECT json_agg(d) FROM webhook.due(asked_endpoint_ids, positions, our_origin) d));
 END $$;

@@ -25,7 +25,8 @@ BEGIN
     CROSS JOIN LATERAL webhook.render_request(
         v.id, v.event_type, v.tenant, webhook.wire_time(v.created_at), v.payload::text,
         CASE q.status WHEN 'PENDING' THEN q.attempts WHEN 'SENDING' THEN q.attempts - 1 ELSE 0 END,
-        route.url, route.header_names, route.header_values, route.format, route.template, route.source, route.secrets) request
+        route.url, ARRAY(SELECT h.key FROM jsonb_each_text(route.headers) AS h ORDER BY h.key),
+        ARRAY(SELECT h.value FROM jsonb_each_text(route.headers) AS h ORDER BY h.key), route.format, route.template, route.source, route.secrets) request
     CROSS JOIN LATERAL (
         SELECT jsonb_object_agg(f.name, f.value) AS fields
         FROM (SELECT h.name, string_agg(h.value, ', ' ORDER BY h.ordinal) AS value

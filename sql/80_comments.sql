@@ -70,6 +70,7 @@ COMMENT ON ROUTINE webhook.filtered_document IS 'The document that filters are a
 COMMENT ON ROUTINE webhook.finish_queued IS
     'Moves deliveries from the queue to the history or the dead letters.';
 COMMENT ON ROUTINE webhook.first_id IS 'The least id of an event of this time.';
+COMMENT ON ROUTINE webhook.first_secret IS 'Makes a secret for an endpoint that has none that is valid.';
 COMMENT ON ROUTINE webhook.follow IS 'Aggregate: the course of a breaker over outcomes in order.';
 COMMENT ON ROUTINE webhook.foreign_endpoints IS
     'The number of endpoints that belong to another installation.';
@@ -138,6 +139,8 @@ COMMENT ON ROUTINE webhook.patterns_in_words IS 'The first few patterns of an en
 COMMENT ON ROUTINE webhook.pick IS 'Locks due deliveries for a sender, so many for each endpoint.';
 COMMENT ON ROUTINE webhook.pick_exceptions IS
     'Deliveries that go out although their endpoint is not served: probes and tests.';
+COMMENT ON ROUTINE webhook.plainly_well IS
+    'Endpoints of a batch with nothing but successes, whose breakers are at rest.';
 COMMENT ON ROUTINE webhook.policy_of IS 'The policy of that name, or the default.';
 COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
@@ -206,6 +209,7 @@ COMMENT ON ROUTINE webhook.set_followers_aside IS
     'Sets deliveries aside that wait for the turn of their ordering key, and returns the others.';
 COMMENT ON ROUTINE webhook.setting IS 'A setting of webhook by its name, or its default.';
 COMMENT ON ROUTINE webhook.settle IS 'Records the outcomes of attempts.';
+COMMENT ON ROUTINE webhook.settle_successes IS 'Records successes of endpoints that are well.';
 COMMENT ON ROUTINE webhook.shortest_wait IS 'The shortest delay before a retry.';
 COMMENT ON ROUTINE webhook.similar_addresses IS
     'For a HINT: addresses that are close to one that does not exist.';

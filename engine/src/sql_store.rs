@@ -1,6 +1,6 @@
 //! The store of all who can run a statement: which SQL is called, with what, and what comes back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -413,8 +413,7 @@ type ReportedFinished = (i32, String, i32, i64, i64, i64);
 struct ReportedRoute {
     endpoint_id: i32,
     url: String,
-    header_names: Option<Vec<String>>,
-    header_values: Option<Vec<String>>,
+    headers: BTreeMap<String, serde_json::Value>,
     secrets: Option<Vec<String>>,
     connect_timeout_ms: Option<i32>,
     timeout_ms: Option<i32>,
@@ -456,18 +455,23 @@ impl From<ReportedRoute> for Route {
     fn from(route: ReportedRoute) -> Self {
         let milliseconds =
             |ms: Option<i32>| Duration::from_millis(ms.unwrap_or_default().max(1) as u64);
-        let values = route.header_values.unwrap_or_default();
         Route {
             endpoint_id: route.endpoint_id,
             url: route.url,
-            headers: (route.header_names.unwrap_or_default().into_iter())
-                .zip(values)
-                .collect(),
+            headers: route.headers.into_iter().map(header).collect(),
             format: Format::named(&route.format, route.template, route.source),
             secrets: route.secrets.unwrap_or_default(),
             connect_timeout: milliseconds(route.connect_timeout_ms),
             timeout: milliseconds(route.timeout_ms),
         }
+    }
+}
+
+fn header((name, value): (String, serde_json::Value)) -> (String, String) {
+    match value {
+        serde_json::Value::String(text) => (name, text),
+        // The table refuses it; a row may be older than its check.
+        other => (name, other.to_string()),
     }
 }
 

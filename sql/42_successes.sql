@@ -1,0 +1,64 @@
+-- Successes of endpoints that are well: most of what there is to settle. Nothing is judged, no breaker moves and nothing is
+-- logged, so two small statements do it; webhook.settle() has the rest.
+
+-- Endpoints of which this batch has only successes, whose breakers are at rest, and whose policies keep what was sent.
+CREATE OR REPLACE FUNCTION webhook.plainly_well(endpoint_ids int[], status_codes int[]) RETURNS int[]
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT batch.endpoint_id
+        FROM (SELECT o.endpoint_id, bool_and(o.status_code IS NOT NULL) AS were_answered,
+                     int4range(min(o.status_code), max(o.status_code), '[]') AS statuses
+              FROM unnest(endpoint_ids, status_codes) AS o (endpoint_id, status_code) GROUP BY o.endpoint_id) batch
+        CROSS JOIN LATERAL (SELECT e.policy FROM webhook.endpoint e WHERE e.id = batch.endpoint_id LIMIT 1) e
+        CROSS JOIN LATERAL (SELECT p.keep_sent, p.success_status FROM webhook.policy p WHERE p.name = e.policy LIMIT 1) p
+        LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = batch.endpoint_id LIMIT 1) breaker ON true
+        WHERE batch.were_answered AND batch.statuses <@ p.success_status AND p.keep_sent
+          AND (breaker.b IS NULL OR webhook.is_at_rest(breaker.b)));
+END $$;
+
+-- Moves these deliveries into the history, and says which of the outcomes are settled by that and what was finished, as
+-- webhook.settle() does. What somebody has locked, what came late, tests, and deliveries with an ordering key are not settled.
+CREATE OR REPLACE FUNCTION webhook.settle_successes(
+    well_endpoint_ids int[], event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], durations_ms int[],
+    ages_ms float8[], OUT settled bigint[], OUT finished_endpoint_ids int[], OUT finished_statuses text[],
+    OUT finished_latency_classes int[], OUT finished_deliveries bigint[], OUT finished_retried bigint[],
+    OUT finished_retries bigint[])
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+    WITH ended AS (
+        SELECT o.ordinal, q.row_id, o.status_code, o.duration_ms, now() - make_interval(secs => greatest(o.age_ms, 0) / 1000) AS ended_at
+        FROM unnest(event_ids, endpoint_ids, claim_seqs, status_codes, durations_ms, ages_ms) WITH ORDINALITY
+            AS o (event_id, endpoint_id, claim_seq, status_code, duration_ms, age_ms, ordinal)
+        CROSS JOIN LATERAL (
+            SELECT q.ctid AS row_id FROM webhook.delivery_queue q
+            WHERE q.event_id = o.event_id AND q.endpoint_id = o.endpoint_id AND q.claim_seq = o.claim_seq
+              AND q.status = 'SENDING' AND q.ordering_key IS NULL AND q.event_type <> 'webhook.test'
+            LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) q
+        WHERE o.endpoint_id = ANY (well_endpoint_ids)
+    ), finished AS (
+        DELETE FROM webhook.delivery_queue q USING ended
+        WHERE q.ctid = ended.row_id
+        RETURNING ended.ordinal, ended.ended_at, ended.status_code, ended.duration_ms, q.event_id, q.endpoint_id, q.event_type,
+                  q.attempts, q.max_attempts, q.next_attempt_at, q.wait_reason, q.expires_at, q.coalesce_key, q.claim_seq,
+                  q.created_at
+    ), kept AS (
+        INSERT INTO webhook.delivery_history
+            (event_id, endpoint_id, event_type, status, attempts, max_attempts, next_attempt_at, wait_reason, expires_at,
+             coalesce_key, claim_seq, last_attempt_at, last_status_code, duration_ms, created_at, completed_at)
+        SELECT f.event_id, f.endpoint_id, f.event_type, 'SENT', f.attempts, f.max_attempts, f.next_attempt_at, f.wait_reason,
+               f.expires_at, f.coalesce_key, f.claim_seq, f.ended_at, f.status_code, f.duration_ms, f.created_at, f.ended_at
+        FROM finished f
+    )
+    SELECT (SELECT array_agg(f.ordinal) FROM finished f), array_agg(g.endpoint_id), array_agg('SENT'::text),
+           array_agg(g.latency_class), array_agg(g.deliveries), array_agg(g.retried), array_agg(g.retries)
+    INTO settled, finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
+         finished_retries
+    FROM (SELECT f.endpoint_id, webhook.latency_class(f.ended_at - f.created_at) AS latency_class,
+                 count(*) AS deliveries, count(*) FILTER (WHERE f.attempts > 1) AS retried,
+                 sum(f.attempts - 1)::bigint AS retries
+          FROM finished f WHERE NOT webhook.is_own(f.event_type)
+          GROUP BY 1, 2) g;
+END $$;
