@@ -61,8 +61,10 @@ CREATE OR REPLACE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.p
 DECLARE
     policy webhook.policy;
 BEGIN
-    SELECT * INTO policy FROM webhook.policy p WHERE p.name IN (policy_name, 'standard')
-    ORDER BY p.name = policy_name DESC LIMIT 1;
+    SELECT * INTO policy FROM webhook.policy p WHERE p.name = policy_name;
+    IF NOT FOUND THEN
+        SELECT * INTO policy FROM webhook.policy p WHERE p.name = 'standard';
+    END IF;
     RETURN policy;
 END $$;
 
