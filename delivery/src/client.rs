@@ -83,10 +83,13 @@ impl Client {
             && is_reused
             && (connection.heard() == 0 || broken.was_never_sent())
         {
-            let left = answer_by.saturating_duration_since(Instant::now());
-            let connect_by = after(route.connect_timeout);
-            connection = self.connect(&uri, &addresses, route, connect_by).await?;
-            answer = timeout(left, connection.send(render(attempt)?)).await;
+            let once_more = Box::pin(async {
+                let left = answer_by.saturating_duration_since(Instant::now());
+                let connect_by = after(route.connect_timeout);
+                connection = self.connect(&uri, &addresses, route, connect_by).await?;
+                Ok::<_, Failure>(timeout(left, connection.send(render(attempt)?)).await)
+            });
+            answer = once_more.await?;
         }
 
         match answer {
@@ -111,7 +114,7 @@ impl Client {
         let host = uri.host().unwrap_or_default();
         let addresses = match literal(host) {
             Some(address) => vec![address],
-            None => self.resolver.addresses(host, deadline).await?,
+            None => Box::pin(self.resolver.addresses(host, deadline)).await?,
         };
         self.guard.judge(uri, &addresses)?;
         Ok(addresses)

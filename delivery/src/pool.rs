@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -211,8 +212,8 @@ impl Shared {
     }
 
     async fn perform(self: Arc<Self>, id: u64, attempt: Attempt, client: Arc<Client>) {
-        let delivering = client.deliver(&attempt, || self.goes_out(id));
-        let result = threads::catch_async(delivering)
+        let mut delivering = pin!(client.deliver(&attempt, || self.goes_out(id)));
+        let result = threads::catch_async(delivering.as_mut())
             .await
             .unwrap_or_else(|panic| Err(Failure::invalid_request(panic)));
         let mut state = threads::lock(&self.state);

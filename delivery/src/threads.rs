@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{self, AssertUnwindSafe};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::{io, mem, ptr, thread};
@@ -64,9 +64,10 @@ fn message(payload: &(dyn Any + Send)) -> String {
     format!("panic: {text}")
 }
 
-/// The same for what is awaited.
-pub(crate) async fn catch_async<T>(future: impl Future<Output = T>) -> Result<T, String> {
-    let mut future = pin!(future);
+/// The same for what is awaited; by reference, or it would be there twice.
+pub(crate) async fn catch_async<T>(
+    mut future: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, String> {
     poll_fn(|cx| match catch(|| future.as_mut().poll(cx)) {
         Ok(poll) => poll.map(Ok),
         Err(panic) => Poll::Ready(Err(panic)),
