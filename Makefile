@@ -121,7 +121,7 @@ api: install ## with a release: freeze public names and signatures, which only g
 
 # ONLY=fairness runs one section; bench/src/main.rs lists them and what OPTIONS= may say, such as --quick.
 bench: install venv peers ## beside other systems, and under load; ONLY=fairness OPTIONS=--quick; 30 minutes
-	cargo build --release --quiet --package webhook-bench
+	cargo build --release --quiet --package webhook-bench --package webhook-relay
 	$(TARGET)/release/webhook-bench $(ONLY) $(OPTIONS)
 
 # A peer that cannot be installed is reported as missing by the run.

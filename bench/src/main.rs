@@ -22,6 +22,7 @@ mod options;
 mod peer;
 mod pinned;
 mod redis;
+mod relay;
 mod report;
 mod retention;
 mod rows;
@@ -33,7 +34,7 @@ use report::Figure;
 
 type Section = fn(&Options) -> Vec<Figure>;
 
-const SECTIONS: [(&str, Section); 9] = [
+const SECTIONS: [(&str, Section); 10] = [
     ("comparison", comparison::run),
     ("fairness", fairness::run),
     ("pinned", pinned::run),
@@ -41,6 +42,7 @@ const SECTIONS: [(&str, Section); 9] = [
     ("many", many::run),
     ("idle", idle::run),
     ("latency", latency::run),
+    ("relay", relay::run),
     ("emit", emit::run),
     ("retention", retention::run),
 ];

@@ -50,6 +50,10 @@ impl Relay {
         }
     }
 
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     pub fn log(&self) -> String {
         log(&self.directory).text()
     }
