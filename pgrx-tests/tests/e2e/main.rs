@@ -30,6 +30,7 @@ mod emitting;
 mod emitting_many;
 mod endpoint_status;
 mod endpoints;
+mod endpoints_for_another_node;
 mod exclusions;
 mod expiry;
 mod filters;
