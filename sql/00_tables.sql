@@ -264,31 +264,44 @@ CREATE TABLE webhook.breaker (
 CREATE TABLE webhook.alert (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     endpoint_id int         NOT NULL,
-    kind        text        NOT NULL CHECK (kind IN ('degraded', 'opened', 'closed', 'disabled', 'failed')),
+    kind        text        NOT NULL CHECK (kind IN ('degraded', 'opened', 'closed', 'disabled', 'failed', 'raised', 'cleared')),
     reason      text,                                                     -- the code: 03_reasons.sql
     error       text,                                                     -- the same as a sentence
     is_own      boolean     NOT NULL DEFAULT false,                       -- an event of ours is the cause, so no other tells it
     deliveries  bigint      NOT NULL DEFAULT 1,
     event_ids   uuid[]      NOT NULL DEFAULT '{}',
     raised_at   timestamptz NOT NULL DEFAULT now(),
+    metric      text,                                                     -- where it is about one, and no endpoint: that is 0 then
+    CONSTRAINT endpoint_or_metric CHECK ((kind IN ('raised', 'cleared')) = (metric IS NOT NULL)),
     CONSTRAINT reason_of_its_kind CHECK (
         CASE WHEN kind IN ('closed', 'disabled') THEN webhook.is_endpoint_reason(reason) ELSE webhook.is_reason(reason) END)
 )
     -- A queue too: a row stays for a second.
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- What was finished in an hour, by endpoint, end and latency: the counters behind webhook.metrics.
-CREATE TABLE webhook.tally (
-    endpoint_id   int         NOT NULL,
-    hour          timestamptz NOT NULL,
-    status        text        COLLATE "C" NOT NULL CHECK (status IN ('SENT', 'FAILED')),
-    latency_class int         NOT NULL,
-    deliveries    bigint      NOT NULL,
-    retried       bigint      NOT NULL,
-    retries       bigint      NOT NULL,
-    last_at       timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (endpoint_id, status, hour, latency_class)
+-- Figures: what was tried and what was finished, by endpoint and time; endpoint 0 has those of all. 50_stat.sql adds to them,
+-- and everything that shows figures reads them. Minutes are kept for a day, hours for a month, totals for ever.
+CREATE TABLE webhook.stat (
+    endpoint_id      int         NOT NULL,
+    grain            text        COLLATE "C" NOT NULL CHECK (grain IN ('total', 'hour', 'minute')),
+    begins_at        timestamptz NOT NULL,                                -- -infinity for the total
+    attempts         bigint      NOT NULL DEFAULT 0,                      -- that have ended; those that failed are attempts - sent
+    sent             bigint      NOT NULL DEFAULT 0,
+    failed           bigint      NOT NULL DEFAULT 0,
+    retried          bigint      NOT NULL DEFAULT 0,                      -- of those that were sent or failed
+    retries          bigint      NOT NULL DEFAULT 0,
+    attempt_latency  jsonb       NOT NULL DEFAULT '{}',                   -- histograms
+    delivery_latency jsonb       NOT NULL DEFAULT '{}',
+    last_sent_at     timestamptz,
+    PRIMARY KEY (endpoint_id, grain, begins_at),
+    CONSTRAINT total_is_for_ever CHECK ((grain = 'total') = (begins_at = '-infinity'))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+
+-- Metrics that are beyond their thresholds, so that each is told once: 53_metrics.sql. Not part of a dump.
+CREATE TABLE webhook.alarm (
+    metric    text        COLLATE "C" PRIMARY KEY,
+    raised_at timestamptz NOT NULL DEFAULT now()
+);
 
 -- Where webhook_replay_all() and webhook_backfill() stand between two of their transactions: what was asked for, how far they
 -- have come, and what they have done.
@@ -387,6 +400,6 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.delivery_history', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.dead_letter', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.attempt', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.breaker', '');
-SELECT pg_catalog.pg_extension_config_dump('webhook.tally', '');
+SELECT pg_catalog.pg_extension_config_dump('webhook.stat', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.sender_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');

@@ -53,21 +53,23 @@ CREATE OR REPLACE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids in
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     moved bigint := webhook.finish_queued(event_ids, endpoint_ids, 'FAILED', new_reason, attempts_spent);
-    failed record;
+    figures jsonb;
 BEGIN
-    FOR failed IN
+    WITH failed AS MATERIALIZED (
         SELECT d.endpoint_id, count(*) AS deliveries, (array_agg(d.event_id))[:10] AS event_ids,
                count(*) FILTER (WHERE d.attempts > 1) AS retried, sum(greatest(d.attempts - 1, 0))::bigint AS retries
         FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id)
         JOIN webhook.dead_letter d ON d.event_id = m.event_id AND d.endpoint_id = m.endpoint_id
         WHERE NOT webhook.is_own(d.event_type)
         GROUP BY d.endpoint_id
-    LOOP
+    ), told AS (
         INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)
-        VALUES (failed.endpoint_id, 'failed', new_reason, webhook.reason_in_words(new_reason), failed.deliveries, failed.event_ids);
-        PERFORM webhook.add_tally(ARRAY[failed.endpoint_id], '{FAILED}', '{0}', ARRAY[failed.deliveries],
-                                  ARRAY[failed.retried], ARRAY[failed.retries]);
-    END LOOP;
+        SELECT f.endpoint_id, 'failed', new_reason, webhook.reason_in_words(new_reason), f.deliveries, f.event_ids FROM failed f
+    )
+    SELECT jsonb_agg(jsonb_build_object('endpoint_id', f.endpoint_id, 'failed', f.deliveries, 'retried', f.retried,
+                                        'retries', f.retries))
+    INTO figures FROM failed f;
+    PERFORM webhook.count_figures(figures) WHERE figures IS NOT NULL;
     RETURN moved;
 END $$;
 

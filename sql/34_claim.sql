@@ -38,7 +38,7 @@ BEGIN
            ours.max_in_flight, ours.rate_limit::float8, coalesce((breaker.b).state, 'CLOSED'),
            guard.due IS NOT NULL, coalesce((guard.due).turns_away, false),
            coalesce((breaker.b).consecutive_failures, 0) = 0
-               AND EXISTS (SELECT FROM webhook.tally t WHERE t.endpoint_id = ours.id AND t.status = 'SENT' LIMIT 1)
+               AND EXISTS (SELECT FROM webhook.stat t WHERE t.endpoint_id = ours.id AND t.grain = 'total' AND t.sent > 0 LIMIT 1)
     FROM unnest(endpoint_ids, positions) AS asked (id, position)
     LEFT JOIN LATERAL (
         SELECT e.id, e.max_in_flight, e.rate_limit, e.policy,

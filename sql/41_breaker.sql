@@ -1,4 +1,4 @@
--- The circuit breaker: when an endpoint is left alone, and how it comes back.
+-- The circuit breaker: when an endpoint gets nothing but probes, and how it comes back.
 --
 --                  failure_threshold failures in a row
 --        CLOSED ─────────────────────────────────────────> OPEN <─────────────────┐
@@ -63,7 +63,7 @@ END $$;
 -- An alert, until webhook.alert has it.
 CREATE OR REPLACE FUNCTION webhook.alert_about(endpoint_id int, kind text, reason text, error text, is_own boolean) RETURNS webhook.alert
     LANGUAGE sql STABLE
-    RETURN ROW(NULL, endpoint_id, kind, reason, error, is_own, 1, '{}', now())::webhook.alert;
+    RETURN ROW(NULL, endpoint_id, kind, reason, error, is_own, 1, '{}', now(), NULL)::webhook.alert;
 
 -- The breaker of an endpoint after these outcomes, one by one in the order in which they ended; whether the endpoint is
 -- disabled then, and the alerts on the way.

@@ -17,7 +17,7 @@ CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     RETURN event_type LIKE 'webhook.%';
 
 -- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
--- outcomes are handed back, what was finished, for webhook.add_tally(), and the earliest time of what may be claimed again or
+-- outcomes are handed back, what was finished, for webhook.add_figures(), and the earliest time of what may be claimed again or
 -- has its turn now, for the position of its endpoint.
 CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],

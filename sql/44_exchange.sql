@@ -7,7 +7,7 @@
 -- which has only the report:
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
---   finished  what webhook.add_tally() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
+--   finished  what webhook.add_figures() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
 --   routes    how to reach the endpoints of the claims
 --   due       of each endpoint that is asked about, when to ask again
 --

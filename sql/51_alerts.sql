@@ -1,6 +1,6 @@
--- Alerts: what happens to an endpoint that somebody should know about.
+-- Alerts: what happens to an endpoint, or to a metric, that somebody should know about.
 --
--- What moves breakers and deliveries leaves a row in webhook.alert, in its own transaction. Telling is another
+-- Functions that move breakers and deliveries, or look at metrics, leave a row in webhook.alert, in their own transaction. Telling is another
 -- transaction, of the worker, at most once a second: a NOTIFY takes a lock of the whole server at its commit, and
 -- trouble with telling must not keep deliveries back. The rows go with the telling, so each is told once.
 --
@@ -30,6 +30,7 @@ DECLARE
     alert record;
     event_type text;
     payload jsonb;
+    address text;
 BEGIN
     FOR alert IN
         WITH taken AS (
@@ -39,7 +40,7 @@ BEGIN
         ), counted AS (
             SELECT min(t.id) AS first_id, t.endpoint_id, t.kind, (array_agg(t.reason ORDER BY t.id DESC))[1] AS reason,
                    left((array_agg(t.error ORDER BY t.id DESC))[1], 500) AS error,
-                   bool_or(t.is_own) AS is_own, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
+                   bool_or(t.is_own) AS is_own, max(t.metric) AS metric, max(t.raised_at) AS raised_at, sum(t.deliveries) AS deliveries,
                    (string_to_array(string_agg(array_to_string(t.event_ids, ','), ',' ORDER BY t.id), ','))[:10] AS event_ids
             FROM taken t
             GROUP BY t.endpoint_id, t.kind, CASE WHEN t.kind <> 'failed' THEN t.id END
@@ -51,15 +52,20 @@ BEGIN
             SELECT webhook.address(e.tenant, e.name), e.tenant, e.metadata FROM webhook.endpoint e WHERE e.id = c.endpoint_id
             UNION ALL
             SELECT webhook.address(r.tenant, r.name), r.tenant, '{}' FROM webhook.removed_endpoint r WHERE r.id = c.endpoint_id
+            UNION ALL
+            SELECT NULL, NULL, NULL WHERE c.metric IS NOT NULL
         ) about (address, tenant, metadata)
         ORDER BY c.first_id
     LOOP
-        event_type := CASE alert.kind WHEN 'failed' THEN 'webhook.delivery.failed' ELSE 'webhook.endpoint.' || alert.kind END;
+        event_type := CASE WHEN alert.metric IS NOT NULL THEN 'webhook.metric.'
+                           WHEN alert.kind = 'failed' THEN 'webhook.delivery.' ELSE 'webhook.endpoint.' END || alert.kind;
         payload := jsonb_strip_nulls(jsonb_build_object(
-            'endpoint', alert.address, 'tenant', alert.tenant, 'reason', alert.reason, 'error', alert.error,
+            'database', current_database(), 'endpoint', alert.address, 'tenant', alert.tenant, 'metric', alert.metric,
+            'reason', alert.reason, 'error', alert.error,
             'deliveries', CASE WHEN alert.kind = 'failed' THEN alert.deliveries END,
             'event_ids', CASE WHEN alert.kind = 'failed' THEN to_jsonb(alert.event_ids) END,
-            'at', alert.raised_at)) || jsonb_build_object('metadata', alert.metadata);
+            'at', alert.raised_at))
+            || CASE WHEN alert.metric IS NULL THEN jsonb_build_object('metadata', alert.metadata) ELSE '{}' END;
         IF NOT alert.is_own THEN
             PERFORM webhook.emit_alert(alert.endpoint_id, alert.tenant, alert.id, event_type,
                                        CASE WHEN octet_length(payload::text) <= webhook.max_payload() THEN payload
@@ -68,21 +74,30 @@ BEGIN
 
         -- With its id: of two that are alike in all else the server would send one.
         PERFORM pg_notify('webhook_alert', jsonb_strip_nulls(jsonb_build_object(
-            'id', alert.id, 'type', event_type, 'endpoint_id', alert.endpoint_id, 'deliveries', payload -> 'deliveries',
-            'at', alert.raised_at))::text);
+            'id', alert.id, 'type', event_type, 'endpoint_id', nullif(alert.endpoint_id, 0), 'metric', alert.metric,
+            'deliveries', payload -> 'deliveries', 'at', alert.raised_at))::text);
 
-        message := format('webhook endpoint "%s": ', alert.address) || CASE alert.kind
+        message := CASE WHEN alert.metric IS NULL THEN format('webhook endpoint "%s"', alert.address)
+                        ELSE format('webhook metric %s', alert.metric) END
+            || format(' of database "%s": ', current_database()) || CASE alert.kind
             WHEN 'degraded' THEN format('keeps failing: %s', alert.error)
             WHEN 'opened' THEN format('circuit breaker opened: %s', alert.error)
             WHEN 'closed' THEN 'circuit breaker closed'
             WHEN 'disabled' THEN format('disabled (%s): %s', alert.reason, alert.error)
             WHEN 'failed' THEN format('%s more deliveries failed, the last: %s', alert.deliveries, alert.error)
+            WHEN 'raised' THEN format('alert: %s', alert.error)
+            WHEN 'cleared' THEN format('alert is over: %s', alert.error)
         END;
+        address := quote_literal(alert.address);
         hint := CASE alert.kind
-            WHEN 'degraded' THEN 'SELECT * FROM webhook.endpoint_status shows its state.'
-            WHEN 'opened' THEN 'SELECT * FROM webhook.endpoint_status shows when it is tried again; webhook_reset_breaker() does it now.'
-            WHEN 'disabled' THEN 'Nothing is sent to it until webhook_resume().'
-            WHEN 'failed' THEN 'SELECT * FROM webhook.failed shows them; CALL webhook_replay_all() sends them again.'
+            WHEN 'degraded' THEN format('SELECT webhook_why(%s) explains it.', address)
+            WHEN 'opened' THEN format('The endpoint gets nothing but probes until one succeeds. SELECT webhook_why(%1$s) says when, '
+                                      'SELECT webhook_reset_breaker(%1$s) closes the breaker now.', address)
+            WHEN 'closed' THEN 'The endpoint gets what has waited for it.'
+            WHEN 'disabled' THEN format('The endpoint gets nothing until SELECT webhook_resume(%s).', address)
+            WHEN 'failed' THEN format('SELECT * FROM webhook.failed WHERE endpoint = %1$s shows them; '
+                                      'CALL webhook_replay_all(%1$s) sends them again.', address)
+            WHEN 'raised' THEN webhook.metric_remedy(alert.metric)
         END;
         RETURN NEXT;
     END LOOP;

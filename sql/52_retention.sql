@@ -111,46 +111,54 @@ BEGIN
             - (SELECT i.created_at FROM webhook.idempotency i ORDER BY i.created_at LIMIT 1));
 END $$;
 
--- Counters of the next endpoints, at most that many, older than 48 hours; of each endpoint and status the newest hour stays
--- as long as the endpoint does: it has the time of the last success. Says where to go on; 0 is the beginning.
-CREATE OR REPLACE FUNCTION webhook.expire_tally(INOUT after_endpoint int, page_size int)
+-- Figures of the next endpoints, at most that many: minutes that are older than a day, hours that are older than a month, and the
+-- total of an endpoint that was removed, when nothing else is left of it. Says where to go on; 0 is the beginning.
+CREATE OR REPLACE FUNCTION webhook.expire_figures(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
 DECLARE
     endpoint_ids int[];
 BEGIN
     WITH RECURSIVE page AS (
-        SELECT (SELECT t.endpoint_id FROM webhook.tally t WHERE t.endpoint_id > after_endpoint
-                ORDER BY t.endpoint_id LIMIT 1) AS id, 1 AS ordinal
+        SELECT (SELECT s.endpoint_id FROM webhook.stat s WHERE s.endpoint_id > after_endpoint
+                ORDER BY s.endpoint_id LIMIT 1) AS id, 1 AS ordinal
         UNION ALL
-        SELECT (SELECT t.endpoint_id FROM webhook.tally t WHERE t.endpoint_id > page.id
-                ORDER BY t.endpoint_id LIMIT 1), page.ordinal + 1
+        SELECT (SELECT s.endpoint_id FROM webhook.stat s WHERE s.endpoint_id > page.id
+                ORDER BY s.endpoint_id LIMIT 1), page.ordinal + 1
         FROM page WHERE page.id IS NOT NULL AND page.ordinal < page_size
     )
     SELECT array_agg(page.id ORDER BY page.id) INTO endpoint_ids FROM page WHERE page.id IS NOT NULL;
 
-    DELETE FROM webhook.tally
+    DELETE FROM webhook.stat
     WHERE ctid = ANY (ARRAY(
         SELECT expired.row_id
-        FROM unnest(endpoint_ids) AS page (id)
-        CROSS JOIN (VALUES ('SENT'), ('FAILED')) AS counted (status)
+        -- Endpoint 0, which stands for all, goes with the first page.
+        FROM unnest(endpoint_ids || CASE WHEN after_endpoint = 0 THEN 0 END) AS page (id)
+        CROSS JOIN (VALUES ('minute', now() - interval '1 day'), ('hour', now() - interval '31 days')) AS kept (grain, since)
         CROSS JOIN LATERAL (
-            SELECT t.hour FROM webhook.tally t WHERE t.endpoint_id = page.id AND t.status = counted.status
-            ORDER BY t.hour DESC LIMIT 1
-        ) newest
-        CROSS JOIN LATERAL (
-            SELECT t.ctid AS row_id FROM webhook.tally t
-            WHERE t.endpoint_id = page.id AND t.status = counted.status AND t.hour < now() - interval '48 hours'
-              AND (t.hour < newest.hour OR EXISTS (SELECT FROM webhook.removed_endpoint r WHERE r.id = page.id))
+            SELECT s.ctid AS row_id FROM webhook.stat s
+            WHERE s.endpoint_id = page.id AND s.grain = kept.grain AND s.begins_at < kept.since
             LIMIT 100 FOR UPDATE SKIP LOCKED
         ) expired
         LIMIT 5000));
+
+    DELETE FROM webhook.stat
+    WHERE ctid = ANY (ARRAY(
+        SELECT total.row_id
+        FROM unnest(endpoint_ids) AS page (id)
+        CROSS JOIN LATERAL (SELECT FROM webhook.removed_endpoint r WHERE r.id = page.id LIMIT 1) removed
+        CROSS JOIN LATERAL (
+            SELECT s.ctid AS row_id FROM webhook.stat s
+            WHERE s.endpoint_id = page.id AND s.grain = 'total'
+              AND NOT EXISTS (SELECT FROM webhook.stat o WHERE o.endpoint_id = page.id AND o.grain IN ('hour', 'minute') OFFSET 0)
+            LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) total));
 
     after_endpoint := CASE WHEN cardinality(endpoint_ids) = page_size THEN endpoint_ids[page_size] ELSE 0 END;
 END $$;
 
 -- Endpoints that were removed are forgotten when nothing has their number any more: no delivery, whose reader wants their name, and
--- no counter. Not before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were
+-- no figure. Not before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were
 -- removed. Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at
 -- the next ones, at most that many; says where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
@@ -170,7 +178,7 @@ BEGIN
                           WHERE q.endpoint_id = r.id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL OFFSET 0)
           AND NOT EXISTS (SELECT FROM webhook.delivery_queue q
                           WHERE q.endpoint_id = r.id AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL) OFFSET 0)
-          AND NOT EXISTS (SELECT FROM webhook.tally t WHERE t.endpoint_id = r.id OFFSET 0)
+          AND NOT EXISTS (SELECT FROM webhook.stat s WHERE s.endpoint_id = r.id OFFSET 0)
         FOR UPDATE SKIP LOCKED));
     after_endpoint := coalesce(page[page_size], 0);
 END $$;

@@ -42,17 +42,15 @@ BEGIN
         worker_state.reason := format(
             '%s of %s endpoints belong to another installation (a restored or copied database?); SELECT webhook_adopt() takes them over',
             foreign_count, (SELECT count(*) FROM webhook.endpoint));
-    ELSIF worker_state.state = 'running' THEN
-        worker_state.reason := coalesce(nullif(concat_ws('; ',
-            CASE WHEN webhook.retention_lag() > interval '10 min' THEN
-                format('retention is behind: rows stay %s longer than they should', date_trunc('minute', webhook.retention_lag())) END,
-            CASE WHEN webhook.is_without_site() THEN
-                'webhook.site is not set: a physical copy of this server (base backup, snapshot) would send too' END), ''), worker_state.reason);
     END IF;
 END $$;
 
 -- Deliveries are counted up to here, so that a look at a long queue costs no more than one at a short one.
 CREATE OR REPLACE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
+
+CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN coalesce(v.payload_bytes, octet_length(v.payload::text));
 
 -- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
 -- in flight are.
@@ -71,9 +69,11 @@ CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF web
         ) q LIMIT webhook.count_limit() + 1;
     END;
 
--- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, and since when the oldest
--- has been due: one probe of an index for each endpoint.
-CREATE OR REPLACE FUNCTION webhook.queue_gauge(OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval)
+-- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, since when the oldest has
+-- been due: one probe of an index for each endpoint; and the bytes of their payloads, as the first 1,000 deliveries and, where
+-- there are more than are counted, the planner's statistics let one expect.
+CREATE OR REPLACE FUNCTION webhook.queue_gauge(
+    OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval, OUT queued_bytes bigint)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     most CONSTANT int := webhook.count_limit();
@@ -92,6 +92,12 @@ BEGIN
                         WHERE q.endpoint_id = e.id AND q.next_attempt_at <= now() AND webhook.is_ready(q, NULL)
                         ORDER BY q.next_attempt_at, q.event_id LIMIT 1) first;
     more := queued > most;
+    SELECT round(avg(webhook.payload_size(v)) * CASE WHEN more THEN greatest(c.reltuples, queued) ELSE queued END) INTO queued_bytes
+    FROM (SELECT q.event_id FROM webhook.delivery_queue q LIMIT 1000) q
+    CROSS JOIN LATERAL (SELECT v FROM webhook.event v WHERE v.id = q.event_id LIMIT 1) v
+    CROSS JOIN (SELECT c.reltuples FROM pg_class c WHERE c.oid = 'webhook.delivery_queue'::regclass) c
+    GROUP BY c.reltuples;
+    queued_bytes := coalesce(queued_bytes, 0);
     queued := least(queued, most);
 END $$;
 
@@ -110,22 +116,31 @@ BEGIN
     FROM webhook.sender s WHERE s.id = ANY (living);
 END $$;
 
+-- Health is the worst of webhook.problems(), made for a probe; reason has them all.
 CREATE OR REPLACE FUNCTION webhook.status()
-    RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint, due bigint, more boolean,
-                   oldest_due interval, retention_lag interval, last_error text, last_error_at timestamptz, senders jsonb)
+    RETURNS TABLE (database name, health text, state text, reason text, worker_pid int, in_flight int, queued bigint, due bigint,
+                   more boolean, oldest_due interval, queued_bytes bigint, retention_lag interval, last_error text,
+                   last_error_at timestamptz, senders jsonb)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT current_database(), w.pid, CASE WHEN relayed.instead THEN 'running' ELSE w.state END,
-           CASE WHEN NOT relayed.instead THEN w.reason END, coalesce(w.in_flight, 0) + at_work.in_flight_of_relays, q.queued, q.due, q.more, q.oldest_due,
+    SELECT current_database(), coalesce(found.health, 'ok'), said.state, found.reasons, w.pid,
+           coalesce(w.in_flight, 0) + at_work.in_flight_of_relays, q.queued, q.due, q.more, q.oldest_due, q.queued_bytes,
            webhook.retention_lag(), w.last_error, w.last_error_at, at_work.senders
     FROM webhook.worker_state() w
     CROSS JOIN webhook.queue_gauge() q
     CROSS JOIN LATERAL webhook.senders_at_work(coalesce(w.in_flight, 0)) at_work
     -- Where relays deliver, nobody misses the worker.
     CROSS JOIN LATERAL (SELECT NOT at_work.senders @> '[{"kind": "worker"}]' AND at_work.senders @> '[{"kind": "relay"}]'
-                               AND webhook.foreign_endpoints() = 0 AS instead) relayed;
+                               AND webhook.foreign_endpoints() = 0 AS instead) relayed
+    CROSS JOIN LATERAL (SELECT CASE WHEN relayed.instead THEN 'running' ELSE w.state END AS state,
+                               CASE WHEN NOT relayed.instead THEN w.reason END AS reason) said
+    CROSS JOIN LATERAL (
+        SELECT (array_agg(p.health ORDER BY array_position('{critical, warning, ok}', p.health)))[1] AS health,
+               string_agg(p.problem, '; ' ORDER BY array_position('{critical, warning, ok}', p.health), p.ordinal) AS reasons
+        FROM webhook.problems(said.state, said.reason) WITH ORDINALITY AS p (health, problem, ordinal)
+    ) found;
 END $$;
 
 -- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.
@@ -141,7 +156,9 @@ BEGIN
 END $$;
 
 -- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment and end at
--- webhook.count_limit(); `more` says that one of them does. The last success, our own events not counted, is known to within 5 s.
+-- webhook.count_limit(); `more` says that one of them does; bytes are of the payloads of those that are counted, as the first 1,000
+-- let one expect. The last success, our own events not counted, is known to within 5 s, or longer with more than
+-- 500 busy endpoints.
 CREATE OR REPLACE VIEW webhook.endpoint_status AS
 SELECT webhook.address(e.tenant, e.name) AS endpoint,
        CASE
@@ -153,14 +170,18 @@ SELECT webhook.address(e.tenant, e.name) AS endpoint,
                     ELSE CASE WHEN b.consecutive_failures > 0 THEN b.reason END END AS reason,
        CASE s.state WHEN 'held' THEN NULL WHEN 'disabled' THEN e.disabled_at WHEN 'paused' THEN e.paused_at
                     ELSE b.opened_at END AS since,
-       least(queue.queued, webhook.count_limit()) AS queued, queue.in_flight,
+       least(queue.queued, webhook.count_limit()) AS queued,
+       coalesce((SELECT round(avg(webhook.payload_size(v)) * least(queue.queued, webhook.count_limit()))::bigint
+                 FROM (SELECT q.event_id FROM webhook.head_of_queue(e.id) q LIMIT 1000) q
+                 JOIN webhook.event v ON v.id = q.event_id), 0) AS queued_bytes,
+       queue.in_flight,
        CASE WHEN s.state <> 'ready' THEN least(queue.due, webhook.count_limit()) ELSE 0 END AS kept_back,
        least(dead.failed, webhook.count_limit()) AS failed,
        greatest(queue.queued, dead.failed) > webhook.count_limit() AS more,
        coalesce(b.consecutive_failures, 0) AS consecutive_failures,
        coalesce(b.trips, 0) AS trips,
        CASE s.state WHEN 'open' THEN b.probe_at END AS next_probe_at,
-       success.last_at AS last_success_at, b.last_failure_at, b.last_error,
+       total.last_sent_at AS last_success_at, b.last_failure_at, b.last_error,
        e.policy, e.tenant, e.created_at, e.event_types, e.filter, e.format, webhook.masked_url(e.url) AS url,
        (SELECT coalesce(jsonb_object_agg(h.key, '***'), '{}') FROM jsonb_each(e.headers) AS h) AS headers,
        e.metadata
@@ -178,9 +199,7 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS failed
     FROM (SELECT FROM webhook.dead_letter d WHERE d.endpoint_id = e.id LIMIT webhook.count_limit() + 1) d
 ) dead
-CROSS JOIN LATERAL (
-    SELECT max(t.last_at) AS last_at FROM webhook.tally t WHERE t.endpoint_id = e.id AND t.status = 'SENT'
-) success;
+LEFT JOIN webhook.stat total ON total.endpoint_id = e.id AND total.grain = 'total';
 
 -- What waits and why, in a word: what keeps the endpoint back (held, disabled, paused, open, half_open) before the delivery's own
 -- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null

@@ -123,9 +123,9 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_redact(event_id uuid) RETURNS int
     RETURN webhook.redact_event(event_id);
 
 CREATE OR REPLACE FUNCTION @extschema@.webhook_status()
-    RETURNS TABLE (database name, worker_pid int, state text, reason text, in_flight int, queued bigint,
-                   due bigint, more boolean, oldest_due interval, retention_lag interval, last_error text,
-                   last_error_at timestamptz, senders jsonb)
+    RETURNS TABLE (database name, health text, state text, reason text, worker_pid int, in_flight int,
+                   queued bigint, due bigint, more boolean, oldest_due interval, queued_bytes bigint,
+                   retention_lag interval, last_error text, last_error_at timestamptz, senders jsonb)
     LANGUAGE sql
     BEGIN ATOMIC SELECT * FROM webhook.status(); END;
 

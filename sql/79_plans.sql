@@ -16,14 +16,14 @@ BEGIN
     FOR ours IN
         WITH profile (name, closed, functions) AS (VALUES
             ('indexed', '{seqscan}'::text[],
-             '{backfill_batch, emit_alert, emit_events, missing_deliveries, queue_for_some, raise_alerts, require_endpoints,
-               routes, take_keys}'::text[]),
+             '{backfill_batch, check_metrics, emit_alert, emit_events, missing_deliveries, problems, queue_for_some, raise_alerts,
+               require_endpoints, routes, take_keys}'::text[]),
             ('row_by_row', '{seqscan, bitmapscan, hashjoin, mergejoin}',
              '{call_followers, discard, exchange, fail_queued, finish_queued, pass_turn, plainly_well, requeue,
                set_followers_aside, settle, settle_successes}'),
             ('in_order', '{seqscan, bitmapscan, hashjoin, mergejoin, sort, material}',
-             '{agenda, cancel_superseded, due, expire, expire_overdue, expire_kept_back, expire_tally, forget,
-               forget_removed_endpoints, lost_followers, lost_turns, next_claims, next_of_replay, next_orphans,
+             '{agenda, cancel_superseded, due, expire, expire_overdue, expire_figures, expire_kept_back, forget,
+               forget_removed_endpoints, gauges, lost_followers, lost_turns, next_claims, next_of_replay, next_orphans,
                page_of_events, pick, queue_gauge, retention_lag, superseded, turn_away}')
         )
         SELECT f.name, p.oid::regprocedure AS function, profile.closed

@@ -28,6 +28,7 @@ COMMENT ON ROUTINE webhook.api IS 'The API as a table.';
 COMMENT ON ROUTINE webhook.api_schema IS
     'The schema of the functions that people call, and whether it holds nothing else.';
 COMMENT ON ROUTINE webhook.as_event_id IS 'The id of an event that a text is; null where it is none.';
+COMMENT ON ROUTINE webhook.backlog_limit IS 'Disk that the deliveries of one endpoint may take before somebody is told.';
 COMMENT ON ROUTINE webhook.backoff_delay(p webhook.policy, attempts integer, retry_after interval, draw double precision) IS
     'The delay before the next attempt under a policy.';
 COMMENT ON ROUTINE webhook.backoff_delay(policy_name text, attempts integer, retry_after interval) IS
@@ -46,6 +47,7 @@ COMMENT ON ROUTINE webhook.close_breaker IS
 COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed.';
 COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker to its next probe.';
 COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
+COMMENT ON ROUTINE webhook.count_figures IS 'Adds counts to webhook.stat.';
 COMMENT ON ROUTINE webhook.discard IS
     'Deletes dead letters with their attempts, and events that nothing needs any more.';
 COMMENT ON ROUTINE webhook.emit_alert IS
@@ -89,9 +91,9 @@ COMMENT ON ROUTINE webhook.installation IS
     'The id of this installation, and the server that it was made for.';
 COMMENT ON ROUTINE webhook.is_at_rest IS 'Whether a success changes nothing of a breaker.';
 COMMENT ON ROUTINE webhook.is_endpoint_reason IS 'Whether a text is a reason code of endpoints.';
+COMMENT ON ROUTINE webhook.is_histogram IS 'Whether JSON has classes of latency and numbers.';
 COMMENT ON ROUTINE webhook.is_sender_alive IS 'Whether the session of this sender lasts.';
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
-COMMENT ON ROUTINE webhook.is_own IS 'Events of the extension itself: alerts and tests.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
 COMMENT ON ROUTINE webhook.is_skipped IS 'Whether the policy when_open = skip cancels a delivery.';
 COMMENT ON ROUTINE webhook.is_superseded IS
@@ -102,6 +104,7 @@ COMMENT ON ROUTINE webhook.judge IS
     'Judges an outcome once: verdict, new status, next attempt and reason code.';
 COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.';
 COMMENT ON ROUTINE webhook.judgement IS 'What an outcome means for its delivery.';
+COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and what it takes on disk.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders whose session lasts.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
@@ -114,6 +117,9 @@ COMMENT ON ROUTINE webhook.matching_keys IS 'The keys of all patterns that match
 COMMENT ON ROUTINE webhook.matching_patterns IS 'The patterns that match a type, and the exclusions.';
 COMMENT ON ROUTINE webhook.max_payload IS 'The largest payload, in bytes.';
 COMMENT ON ROUTINE webhook.may_be_probe IS 'Whether a delivery may be the probe of a breaker.';
+COMMENT ON ROUTINE webhook.merge_latencies IS 'The sum of two histograms of latencies.';
+COMMENT ON ROUTINE webhook.metric_in_words IS 'The value of a metric, and its threshold where it is beyond it.';
+COMMENT ON ROUTINE webhook.metric_remedy IS 'What to do about a metric that is beyond its threshold.';
 COMMENT ON ROUTINE webhook.missing_deliveries IS 'Deliveries that endpoints of a backfill are missing.';
 COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes of a batch.';
 COMMENT ON ROUTINE webhook.named_endpoints IS 'The ids of endpoints that have or had this name.';
@@ -146,6 +152,7 @@ COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
 COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, as GRANT is told them.';
 COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe.';
+COMMENT ON ROUTINE webhook.problems IS 'What is wrong with delivery as a whole, each with its weight.';
 COMMENT ON ROUTINE webhook.protect_policy IS
     'Trigger: keeps presets as they are, and policies that endpoints use.';
 COMMENT ON ROUTINE webhook.queue_for_some IS
@@ -402,8 +409,8 @@ COMMENT ON COLUMN webhook.breaker.retries_before IS 'Retries of attempts before 
 COMMENT ON COLUMN webhook.breaker.test_event_id IS 'The event of webhook_test(), sent whatever the state.';
 
 COMMENT ON COLUMN webhook.alert.id IS 'Number of the alert.';
-COMMENT ON COLUMN webhook.alert.endpoint_id IS 'The id of the endpoint.';
-COMMENT ON COLUMN webhook.alert.kind IS 'What happened: degraded, opened, closed, disabled or failed.';
+COMMENT ON COLUMN webhook.alert.endpoint_id IS 'The id of the endpoint; 0 where it is about a metric.';
+COMMENT ON COLUMN webhook.alert.kind IS 'What happened: degraded, opened, closed, disabled, failed, raised or cleared.';
 COMMENT ON COLUMN webhook.alert.reason IS 'Why it happened: a code of webhook.code.';
 COMMENT ON COLUMN webhook.alert.error IS 'What went wrong, as a sentence.';
 COMMENT ON COLUMN webhook.alert.is_own IS
@@ -411,15 +418,23 @@ COMMENT ON COLUMN webhook.alert.is_own IS
 COMMENT ON COLUMN webhook.alert.deliveries IS 'Deliveries that failed.';
 COMMENT ON COLUMN webhook.alert.event_ids IS 'Some of their events.';
 COMMENT ON COLUMN webhook.alert.raised_at IS 'When it happened.';
+COMMENT ON COLUMN webhook.alert.metric IS 'Name of the metric, where it is about one.';
 
-COMMENT ON COLUMN webhook.tally.endpoint_id IS 'The id of the endpoint.';
-COMMENT ON COLUMN webhook.tally.hour IS 'The hour, in UTC.';
-COMMENT ON COLUMN webhook.tally.status IS 'SENT or FAILED.';
-COMMENT ON COLUMN webhook.tally.latency_class IS 'Class of latency, eight to a doubling.';
-COMMENT ON COLUMN webhook.tally.deliveries IS 'Deliveries that ended.';
-COMMENT ON COLUMN webhook.tally.retried IS 'Deliveries of them that needed a retry.';
-COMMENT ON COLUMN webhook.tally.retries IS 'Retries of all of them.';
-COMMENT ON COLUMN webhook.tally.last_at IS 'When the last of them was counted.';
+COMMENT ON COLUMN webhook.stat.endpoint_id IS 'The id of the endpoint; 0 for all.';
+COMMENT ON COLUMN webhook.stat.grain IS 'total, hour or minute.';
+COMMENT ON COLUMN webhook.stat.begins_at IS 'When the hour or minute begins; -infinity of the total.';
+COMMENT ON COLUMN webhook.stat.attempts IS 'Attempts that ended; those that failed are attempts - sent.';
+COMMENT ON COLUMN webhook.stat.sent IS 'Deliveries that were SENT.';
+COMMENT ON COLUMN webhook.stat.failed IS 'Deliveries that FAILED.';
+COMMENT ON COLUMN webhook.stat.retried IS 'Deliveries of both that needed a retry.';
+COMMENT ON COLUMN webhook.stat.retries IS 'Retries of all of them.';
+COMMENT ON COLUMN webhook.stat.attempt_latency IS
+    'Histogram of the duration of attempts: classes, eight to a doubling of milliseconds, and numbers.';
+COMMENT ON COLUMN webhook.stat.delivery_latency IS 'Histogram of the time from emit to success, in the same classes.';
+COMMENT ON COLUMN webhook.stat.last_sent_at IS 'When a delivery that was SENT was counted last.';
+
+COMMENT ON COLUMN webhook.alarm.metric IS 'Name of the metric.';
+COMMENT ON COLUMN webhook.alarm.raised_at IS 'Since when it is beyond its threshold.';
 
 COMMENT ON COLUMN webhook.sender.id IS 'Number of the run, under which it claims.';
 COMMENT ON COLUMN webhook.sender.kind IS 'worker, of the server; or relay.';
@@ -469,6 +484,7 @@ COMMENT ON COLUMN webhook.endpoint_status.state IS
 COMMENT ON COLUMN webhook.endpoint_status.reason IS 'Why it is in that state.';
 COMMENT ON COLUMN webhook.endpoint_status.since IS 'Since when.';
 COMMENT ON COLUMN webhook.endpoint_status.queued IS 'Deliveries in the queue.';
+COMMENT ON COLUMN webhook.endpoint_status.queued_bytes IS 'Bytes of the payloads of the counted deliveries, about.';
 COMMENT ON COLUMN webhook.endpoint_status.in_flight IS 'Deliveries that are SENDING.';
 COMMENT ON COLUMN webhook.endpoint_status.kept_back IS 'Deliveries that are due and that the endpoint keeps back.';
 COMMENT ON COLUMN webhook.endpoint_status.failed IS 'Dead letters.';

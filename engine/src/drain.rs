@@ -28,8 +28,12 @@ impl<S: Store, W: Wire> Engine<S, W> {
             self.ledger.end(Ending::released(key));
         }
         self.settle_within(LAST_SETTLING, &mut wait);
-        if let Err(trouble) = self.flush_tally() {
-            self.complain(&trouble);
+        let deadline = Instant::now() + LAST_SETTLING;
+        while !self.figures.is_empty() && Instant::now() < deadline {
+            if let Err(trouble) = self.flush_figures(Instant::now()) {
+                self.complain(&trouble);
+                break;
+            }
         }
         self.end_instance();
     }

@@ -8,10 +8,11 @@ use webhook_delivery::Key;
 use crate::admission::{Admission, Asking, Quality};
 use crate::agenda::{self, Agenda, LOCKED_RETRY, Wake};
 use crate::budget::Budget;
+use crate::figures::Figures;
 use crate::housekeeping::Housekeeping;
 use crate::ledger::{Ending, Ledger};
 use crate::shares::Ring;
-use crate::store::{Exchanged, Store, Tally, Wishes};
+use crate::store::{Exchanged, Store, Wishes};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
@@ -77,7 +78,7 @@ pub struct Engine<S, W> {
     pub(crate) next_look_at_shares: Instant,
     pub(crate) ring: Ring,
     pub(crate) budget: Budget,
-    pub(crate) tally: Tally,
+    pub(crate) figures: Figures,
     pub(crate) housekeeping: Housekeeping,
     pub(crate) notices: Vec<Notice>,
     errors_in_a_row: u32,
@@ -105,7 +106,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             next_look_at_shares: now,
             ring: Ring::default(),
             budget: Budget::default(),
-            tally: Tally::default(),
+            figures: Figures::default(),
             housekeeping: Housekeeping::starting(now),
             notices: Vec::new(),
             errors_in_a_row: 0,
@@ -299,14 +300,16 @@ impl<S: Store, W: Wire> Engine<S, W> {
         exchanged: Exchanged,
     ) -> Duration {
         let now = Instant::now();
+        let locked = |ending: &Ending| exchanged.locked.contains(&ending.key);
         if !endings.is_empty() {
-            self.housekeeping
-                .retention
-                .finished(exchanged.finished.deliveries());
-            self.tally.add(exchanged.finished);
+            let finished = exchanged.finished.iter().map(|group| group.deliveries);
+            let finished = usize::try_from(finished.sum::<i64>()).unwrap_or(0);
+            self.housekeeping.retention.finished(finished);
+            self.figures.finished(&exchanged.finished);
+            self.figures
+                .attempted(endings.iter().filter(|ending| !locked(ending)));
             self.housekeeping.expect_alerts();
         }
-        let locked = |ending: &Ending| exchanged.locked.contains(&ending.key);
         self.ledger.put_back(endings.into_iter().filter(locked));
 
         for due in &exchanged.due {
@@ -320,13 +323,15 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
         let mut got: HashMap<i32, Got> = HashMap::new();
         for attempt in &exchanged.claimed.attempts {
-            self.ledger.claim(attempt.key, attempt.payload.len(), now);
+            let is_own = attempt.event_type.starts_with("webhook.");
+            self.ledger
+                .claim(attempt.key, attempt.payload.len(), is_own, now);
             let got = got.entry(attempt.key.endpoint_id).or_default();
             got.all += 1;
             got.of_the_rate += usize::from(attempt.event_type != "webhook.test");
         }
         for ending in exchanged.claimed.endings {
-            self.ledger.claim(ending.key, 0, now);
+            self.ledger.claim(ending.key, 0, false, now);
             got.entry(ending.key.endpoint_id).or_default().all += 1;
             self.ledger.end(ending);
         }
@@ -367,7 +372,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// the others back.
     fn settle_one_by_one(&mut self) -> Result<(), Trouble> {
         let mut endings = self.ledger.take_endings().into_iter();
-        while let Some(ending) = endings.next() {
+        while let Some(mut ending) = endings.next() {
             let one = std::slice::from_ref(&ending);
             let wishes = self.about(one, Wishes::default());
             match self.store.exchange(one, &wishes) {
@@ -380,6 +385,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
                     self.ledger.set_aside(ending);
                 }
                 Err(trouble) => {
+                    ending.is_counted &= !trouble.commit_unknown;
                     self.ledger.put_back(std::iter::once(ending).chain(endings));
                     return Err(trouble);
                 }
@@ -398,11 +404,17 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     /// Hands in all that has ended; where that fails, it stays here.
     fn hand_in(&mut self, wishes: Wishes) -> Result<Duration, Trouble> {
-        let endings = self.ledger.take_endings();
+        let mut endings = self.ledger.take_endings();
         let wishes = self.about(&endings, wishes);
         match self.store.exchange(&endings, &wishes) {
             Ok(exchanged) => Ok(self.exchanged(endings, &wishes, exchanged)),
             Err(trouble) => {
+                // Where they are settled already, nobody hears what has become of them: figures lack all of it.
+                if trouble.commit_unknown {
+                    endings
+                        .iter_mut()
+                        .for_each(|ending| ending.is_counted = false);
+                }
                 self.ledger.put_back(endings);
                 Err(trouble)
             }
@@ -424,7 +436,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Ends what is due for endpoints that are left alone and hold nothing, and says when to do so again. It has a
+    /// Ends what is due for endpoints whose open breaker holds nothing, and says when to do so again. It has a
     /// transaction of its own: what somebody's trigger does not let end must not keep deliveries back. Not in every
     /// turn: each time counts in the metrics, and so leaves a version of their rows.
     fn turn_away(&mut self, now: Instant) -> Duration {

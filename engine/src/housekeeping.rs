@@ -13,6 +13,12 @@ use crate::wire::Wire;
 
 pub const EVERY: Duration = Duration::from_secs(5);
 const ALERTS_EVERY: Duration = Duration::from_secs(1);
+/// One part in this many of the time goes into adding figures, and as much into looking at metrics. Both take long where there
+/// are thousands of endpoints, and nobody minds if a figure is half a minute old.
+const FIGURES_SHARE: u32 = 100;
+/// Endpoints whose figures are added at a time: about 50 ms.
+const FIGURES_PAGE: usize = 500;
+const FIGURES_SELDOM: Duration = Duration::from_secs(30);
 /// What is ended in one turn of endpoints that are not sent to.
 const EXPIRY_PAGE: i32 = 1000;
 const NOT_IN_PREREQUISITE_STATE: &str = "55000";
@@ -26,6 +32,10 @@ pub struct Housekeeping {
     /// Nothing where there is nothing to tell.
     next_alerts: Option<Instant>,
     last_alerts: Instant,
+    next_figures: Instant,
+    /// The last endpoint whose figures were added.
+    figures_after: i32,
+    next_metrics: Instant,
     pub recovery: Recovery,
     pub retention: Retention,
     pub foreign_endpoints: i64,
@@ -41,6 +51,9 @@ impl Housekeeping {
             expiry_goes_on: true,
             next_alerts: None,
             last_alerts: now,
+            next_figures: now + EVERY,
+            figures_after: 0,
+            next_metrics: now + EVERY,
             recovery: Recovery::starting(now),
             retention: Retention::starting(now),
             foreign_endpoints: 0,
@@ -63,8 +76,11 @@ impl Housekeeping {
     fn pause(&self, duties: Duties, now: Instant) -> Duration {
         let mut due = vec![self.next_survey];
         let mut urgent = Vec::new();
+        if duties.figures {
+            urgent.push(self.next_figures);
+        }
         if duties.upkeep {
-            due.push(self.next_expiry);
+            due.extend([self.next_expiry, self.next_metrics]);
             urgent.extend(self.next_alerts);
             urgent.extend(self.expiry_goes_on.then_some(self.next_expiry));
         }
@@ -81,6 +97,8 @@ impl Housekeeping {
 /// What a sender may do now, beside its survey.
 #[derive(Clone, Copy)]
 struct Duties {
+    /// There are some to add.
+    figures: bool,
     upkeep: bool,
     recovery: bool,
 }
@@ -93,10 +111,14 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let done = if now >= house.next_survey {
             house.next_survey = now + EVERY;
             self.survey(now)?
+        } else if duties.figures && now >= house.next_figures {
+            self.flush_figures(now)
         } else if duties.upkeep && house.next_alerts.is_some_and(|at| now >= at) {
             self.raise_alerts(now)
         } else if duties.upkeep && now >= house.next_expiry {
             self.expire_waiting(now)
+        } else if duties.upkeep && now >= house.next_metrics {
+            self.check_metrics(now)
         } else if duties.recovery && now >= house.recovery.next {
             self.recover(now)
         } else {
@@ -110,6 +132,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     fn duties(&self) -> Duties {
         Duties {
+            figures: !self.figures.is_empty() && self.hold != Some(Hold::Writing),
             upkeep: self.agenda.shares().keep_house() && self.hold != Some(Hold::Writing),
             recovery: self.hold.is_none(),
         }
@@ -179,22 +202,31 @@ impl<S: Store, W: Wire> Engine<S, W> {
             });
         }
         house.longest_request = longest;
-        match self.hold {
-            Some(Hold::Writing) => Ok(()),
-            _ => self.flush_tally(),
-        }
+        Ok(())
     }
 
-    pub(crate) fn flush_tally(&mut self) -> Result<(), Trouble> {
-        if self.tally.is_empty() {
-            return Ok(());
-        }
-        let added = self.store.add_tally(&self.tally);
+    /// Adds a page of figures, so that a turn stays short.
+    pub(crate) fn flush_figures(&mut self, now: Instant) -> Result<(), Trouble> {
+        let begun = Instant::now();
+        let (page, last) = (self.figures).take_page(self.housekeeping.figures_after, FIGURES_PAGE);
+        let added = self.store.add_figures(&page);
+        self.housekeeping.figures_after = last;
+        self.housekeeping.next_figures = now + rest(begun.elapsed());
         // What may have been added is not added again: a counter that lacks some is better than one that has some twice.
-        if !matches!(&added, Err(trouble) if !trouble.commit_unknown) {
-            self.tally = Default::default();
+        if matches!(&added, Err(trouble) if !trouble.commit_unknown) {
+            self.figures.put_back(page);
         }
         added
+    }
+
+    fn check_metrics(&mut self, now: Instant) -> Result<(), Trouble> {
+        let begun = Instant::now();
+        let has_alerts = self.store.check_metrics();
+        self.housekeeping.next_metrics = now + rest(begun.elapsed());
+        if has_alerts? {
+            self.housekeeping.expect_alerts();
+        }
+        Ok(())
     }
 
     /// What waits and is not to be sent any more: a page between two turns, as long as there is more.
@@ -228,4 +260,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
             }));
         Ok(())
     }
+}
+
+/// Until the same again, after something that took so long.
+fn rest(took: Duration) -> Duration {
+    (took * FIGURES_SHARE).clamp(EVERY, FIGURES_SELDOM)
 }

@@ -16,6 +16,8 @@ pub struct Ending {
     pub excerpt: Option<String>,
     pub retry_after: Option<Duration>,
     pub duration: Duration,
+    /// An attempt that was made, and not with an event of ours.
+    pub is_counted: bool,
     /// SQL is told how long ago that was, so that no clock but the database's enters a table.
     pub ended: Instant,
 }
@@ -51,6 +53,7 @@ impl Ending {
             excerpt: None,
             retry_after: None,
             duration: Duration::ZERO,
+            is_counted: false,
             ended: Instant::now(),
         }
     }
@@ -62,6 +65,7 @@ impl From<Outcome> for Ending {
             Ok(answer) => (Some(answer), None),
             Err(failure) => (None, Some(failure)),
         };
+        let is_ours = matches!(&failure, Some(failure) if failure.kind == FailureKind::Local);
         Ending {
             key: outcome.key,
             status_code: answer.as_ref().map(|answer| i32::from(answer.status)),
@@ -70,6 +74,7 @@ impl From<Outcome> for Ending {
             failure: failure.as_ref().map(|failure| failure.kind.as_str()),
             error: failure.map(|failure| failure.message),
             duration: outcome.duration,
+            is_counted: !is_ours,
             ended: outcome.ended,
         }
     }
@@ -90,6 +95,8 @@ pub struct Ledger {
 #[derive(Clone, Copy)]
 pub struct Flight {
     pub bytes: usize,
+    /// An alert or a test.
+    pub is_own: bool,
     pub begun: Instant,
 }
 
@@ -103,8 +110,12 @@ struct Flights {
 }
 
 impl Ledger {
-    pub fn claim(&mut self, key: Key, bytes: usize, now: Instant) {
-        let flight = Flight { bytes, begun: now };
+    pub fn claim(&mut self, key: Key, bytes: usize, is_own: bool, now: Instant) {
+        let flight = Flight {
+            bytes,
+            is_own,
+            begun: now,
+        };
         if self.out.insert(key, flight).is_none() {
             let flights = self.by_endpoint.entry(key.endpoint_id).or_default();
             flights.count += 1;
@@ -115,10 +126,12 @@ impl Ledger {
     }
 
     /// Says what it was, if it was in flight.
-    pub fn end(&mut self, ending: Ending) -> Option<Flight> {
+    pub fn end(&mut self, mut ending: Ending) -> Option<Flight> {
         let key = ending.key;
+        let flight = self.out.remove(&key);
+        ending.is_counted &= flight.is_some_and(|flight| !flight.is_own);
         self.endings.push(ending);
-        let flight = self.out.remove(&key)?;
+        let flight = flight?;
         self.bytes_out -= flight.bytes;
         if let Some(flights) = self.by_endpoint.get_mut(&key.endpoint_id) {
             flights.count -= 1;
@@ -227,6 +240,7 @@ mod tests {
             ledger.claim(
                 key(u128::from(n)),
                 10,
+                false,
                 start + Duration::from_secs(u64::from(n)),
             );
         }
@@ -244,7 +258,7 @@ mod tests {
     #[test]
     fn an_ending_of_something_that_is_not_in_flight_is_kept_and_changes_no_count() {
         let mut ledger = Ledger::default();
-        ledger.claim(key(1), 10, Instant::now());
+        ledger.claim(key(1), 10, false, Instant::now());
         assert!(ledger.end(Ending::released(key(2))).is_none());
         assert_eq!((ledger.out(), ledger.take_endings().len()), (1, 1));
     }

@@ -16,6 +16,7 @@ mod agenda;
 mod budget;
 mod drain;
 mod engine;
+mod figures;
 mod housekeeping;
 mod ledger;
 mod open_files;
@@ -30,13 +31,14 @@ mod wire;
 
 pub use agenda::Wake;
 pub use engine::{Config, End, Engine, Hold, Notice};
+pub use figures::Figures;
 pub use ledger::Ending;
 pub use open_files::{TooFew, allow_open_files};
 pub use protocol::problem as protocol_problem;
 pub use sql_store::{Connection, Identity, Parameter, SqlStore, Value};
 pub use store::{
     Alert, BEGINNING, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained,
-    Shares, Store, Survey, Tally, Wish, Wishes,
+    Shares, Store, Survey, Wish, Wishes,
 };
 pub use trouble::Trouble;
 pub use wire::Wire;

@@ -21,7 +21,7 @@ const SHARE: RangeInclusive<u32> = 4..=20;
 const SWEEP_SHARE: u32 = 100;
 /// A sender that was stopped for a minute amid a step is not slow.
 const LONGEST_REST: Duration = Duration::from_secs(3600);
-/// Endpoints whose counters are looked at in one step, and endpoints that were removed.
+/// Endpoints whose figures are looked at in one step, and endpoints that were removed.
 const ENDPOINTS: i32 = 100;
 
 pub struct Retention {
@@ -37,7 +37,7 @@ pub struct Retention {
     sweep_took: Duration,
     /// It has come to the end: when to begin anew, for what was passed over.
     next_sweep: Option<Instant>,
-    tally_after: i32,
+    figures_after: i32,
     removed_after: i32,
 }
 
@@ -51,7 +51,7 @@ impl Retention {
             position: None,
             sweep_took: Duration::ZERO,
             next_sweep: None,
-            tally_after: 0,
+            figures_after: 0,
             removed_after: 0,
         }
     }
@@ -161,7 +161,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
         retention.finished = 0;
         retention.adapt(behind);
         if !more {
-            retention.tally_after = self.store.expire_tally(retention.tally_after, ENDPOINTS)?;
+            retention.figures_after = self
+                .store
+                .expire_figures(retention.figures_after, ENDPOINTS)?;
             retention.removed_after = self
                 .store
                 .forget_removed_endpoints(retention.removed_after, ENDPOINTS)?;

@@ -8,10 +8,11 @@ use serde::Deserialize;
 use uuid::Uuid;
 use webhook_delivery::{Attempt, Format, Key, Route};
 
+use crate::figures::Figures;
 use crate::ledger::Ending;
 use crate::store::{
     Alert, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained, Shares,
-    Store, Survey, Tally, Wishes,
+    Store, Survey, Wishes,
 };
 use crate::trouble::Trouble;
 
@@ -108,10 +109,11 @@ const RETAIN: &str = "
     CROSS JOIN LATERAL webhook.expire(
         $1, (p.position ->> 'sent_from')::pg_catalog.timestamptz, (p.position ->> 'failed_from')::pg_catalog.timestamptz,
         (p.position ->> 'event_after')::pg_catalog.uuid, (p.position ->> 'key_from')::pg_catalog.timestamptz) e";
-const EXPIRE_TALLY: &str = "SELECT webhook.expire_tally($1, $2)";
+const EXPIRE_FIGURES: &str = "SELECT webhook.expire_figures($1, $2)";
 const FORGET_REMOVED: &str = "SELECT webhook.forget_removed_endpoints($1, $2)";
 const RAISE_ALERTS: &str = "SELECT message, hint FROM webhook.raise_alerts()";
-const ADD_TALLY: &str = "SELECT webhook.add_tally($1, $2, $3, $4, $5, $6)::text";
+const ADD_FIGURES: &str = "SELECT webhook.add_figures($1::pg_catalog.jsonb)::text";
+const CHECK_METRICS: &str = "SELECT webhook.check_metrics()";
 
 impl<C: Connection> Store for SqlStore<C> {
     fn exchange(&mut self, endings: &[Ending], wishes: &Wishes) -> Result<Exchanged, Trouble> {
@@ -287,8 +289,8 @@ impl<C: Connection> Store for SqlStore<C> {
         })
     }
 
-    fn expire_tally(&mut self, after_endpoint: i32, page_size: i32) -> Result<i32, Trouble> {
-        Ok(self.page(EXPIRE_TALLY, after_endpoint, page_size)?.int(0))
+    fn expire_figures(&mut self, after_endpoint: i32, page_size: i32) -> Result<i32, Trouble> {
+        Ok(self.page(EXPIRE_FIGURES, after_endpoint, page_size)?.int(0))
     }
 
     fn forget_removed_endpoints(
@@ -310,17 +312,14 @@ impl<C: Connection> Store for SqlStore<C> {
             .collect())
     }
 
-    fn add_tally(&mut self, tally: &Tally) -> Result<(), Trouble> {
-        let groups: Vec<_> = tally.0.iter().collect();
-        let parameters = [
-            Parameter::Ints(column(&groups, |(group, _)| group.0)),
-            Parameter::Texts(column(&groups, |(group, _)| group.1.as_str())),
-            Parameter::Ints(column(&groups, |(group, _)| group.2)),
-            Parameter::BigInts(column(&groups, |(_, finished)| finished.deliveries)),
-            Parameter::BigInts(column(&groups, |(_, finished)| finished.retried)),
-            Parameter::BigInts(column(&groups, |(_, finished)| finished.retries)),
-        ];
-        self.connection.run(ADD_TALLY, &parameters).map(drop)
+    fn add_figures(&mut self, figures: &Figures) -> Result<(), Trouble> {
+        let figures = figures.as_json();
+        let parameters = [Parameter::Text(Some(&figures))];
+        self.connection.run(ADD_FIGURES, &parameters).map(drop)
+    }
+
+    fn check_metrics(&mut self) -> Result<bool, Trouble> {
+        Ok(self.one(CHECK_METRICS, &[])?.flag(0))
     }
 }
 
@@ -485,20 +484,22 @@ fn exchanged(mut rows: Vec<Vec<Value>>) -> Result<Exchanged, Trouble> {
         claim_seq,
     });
     let finished = report.finished.unwrap_or_default().into_iter();
-    let finished = finished.map(|(endpoint, status, class, deliveries, retried, retries)| {
-        let finished = Finished {
+    let finished = finished.map(
+        |(endpoint_id, status, latency_class, deliveries, retried, retries)| Finished {
+            endpoint_id,
+            is_sent: status == "SENT",
+            latency_class,
             deliveries,
             retried,
             retries,
-        };
-        ((endpoint, status, class), finished)
-    });
+        },
+    );
     let routes = report.routes.unwrap_or_default().into_iter();
     let routes = routes.map(|route| (route.endpoint_id, Arc::new(Route::from(route))));
     let due = report.due.unwrap_or_default().into_iter();
     Ok(Exchanged {
         locked: locked.collect(),
-        finished: Tally(finished.collect()),
+        finished: finished.collect(),
         claimed: claimed(rows, &routes.collect()),
         due: due.map(Due::from).collect(),
     })

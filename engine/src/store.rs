@@ -1,10 +1,11 @@
 //! What the engine asks of a database.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use webhook_delivery::{Attempt, Key};
 
+use crate::figures::Figures;
 use crate::ledger::Ending;
 use crate::trouble::Trouble;
 
@@ -57,8 +58,8 @@ pub trait Store {
     fn expire_waiting(&mut self, page_size: i32) -> Result<i64, Trouble>;
 
     fn retain(&mut self, step: usize, position: Option<&str>) -> Result<Retained, Trouble>;
-    /// The counters of a page of endpoints; says after which to go on.
-    fn expire_tally(&mut self, after_endpoint: i32, page_size: i32) -> Result<i32, Trouble>;
+    /// Old figures of a page of endpoints; says after which to go on.
+    fn expire_figures(&mut self, after_endpoint: i32, page_size: i32) -> Result<i32, Trouble>;
     /// Of a page of removed endpoints, those that nothing refers to any more; says after which to go on.
     fn forget_removed_endpoints(
         &mut self,
@@ -68,7 +69,9 @@ pub trait Store {
 
     /// Tells the alerts there are; they are for the log too.
     fn raise_alerts(&mut self) -> Result<Vec<Alert>, Trouble>;
-    fn add_tally(&mut self, tally: &Tally) -> Result<(), Trouble>;
+    fn add_figures(&mut self, figures: &Figures) -> Result<(), Trouble>;
+    /// Leaves alerts about metrics; says whether there are any.
+    fn check_metrics(&mut self) -> Result<bool, Trouble>;
 }
 
 /// How much to claim of one endpoint.
@@ -99,7 +102,7 @@ pub const BEGINNING: Position = f64::NEG_INFINITY;
 pub struct Exchanged {
     /// Endings that somebody keeps from being settled, to be handed in again.
     pub locked: HashSet<Key>,
-    pub finished: Tally,
+    pub finished: Vec<Finished>,
     pub claimed: Claimed,
     /// Of each endpoint that was asked about.
     pub due: Vec<Due>,
@@ -198,33 +201,14 @@ pub struct Alert {
     pub hint: String,
 }
 
-/// How many deliveries were finished, by endpoint, status and class of latency.
-#[derive(Default)]
-pub struct Tally(pub HashMap<(i32, String, i32), Finished>);
-
-#[derive(Default)]
+/// Deliveries of an endpoint that were finished in the same way after about the same time.
+#[derive(Debug, Default, Clone)]
 pub struct Finished {
+    pub endpoint_id: i32,
+    /// SENT, or else FAILED.
+    pub is_sent: bool,
+    pub latency_class: i32,
     pub deliveries: i64,
     pub retried: i64,
     pub retries: i64,
-}
-
-impl Tally {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub fn deliveries(&self) -> usize {
-        let sum: i64 = self.0.values().map(|finished| finished.deliveries).sum();
-        usize::try_from(sum).unwrap_or(0)
-    }
-
-    pub fn add(&mut self, more: Tally) {
-        for (group, finished) in more.0 {
-            let sum = self.0.entry(group).or_default();
-            sum.deliveries += finished.deliveries;
-            sum.retried += finished.retried;
-            sum.retries += finished.retries;
-        }
-    }
 }

@@ -96,6 +96,7 @@ pub struct Listener {
     heard: Vec<String>,
 }
 
+const ABOUT_METRICS: &str = "webhook.metric.";
 const BELL: &str = "the test has heard enough";
 
 impl Listener {
@@ -109,7 +110,7 @@ impl Listener {
         }
     }
 
-    /// All that was told so far, as it was. What there is to tell now is waited for.
+    /// All that was told of endpoints so far, as it was; metrics are told when their time comes. What there is to tell now is waited for.
     #[track_caller]
     pub fn texts(&mut self, database: &Database) -> &[String] {
         database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.alert)");
@@ -121,6 +122,7 @@ impl Listener {
             let next = notifications.next().unwrap();
             match next.expect("the bell is heard in time").payload() {
                 BELL => return &self.heard,
+                payload if payload.contains(ABOUT_METRICS) => {}
                 payload => self.heard.push(payload.to_owned()),
             }
         }
@@ -154,21 +156,23 @@ pub fn kind(event_type: &Value) -> String {
     short.unwrap_or(name).to_owned()
 }
 
-/// What an endpoint for our own events was sent: the kinds, in the order of arrival.
+/// What an endpoint for our own events was sent about endpoints: the kinds, in the order of arrival.
 pub fn received(receiver: &Receiver, name: &str) -> Vec<String> {
     let requests = receiver.requests_to(&format!("/{name}"));
-    requests.iter().map(|r| kind(&r.json()["type"])).collect()
+    let kinds = requests.iter().map(|r| kind(&r.json()["type"]));
+    kinds.filter(|k| !k.starts_with(ABOUT_METRICS)).collect()
 }
 
 /// The worker's warnings about an endpoint, each with the line after it.
 fn logged(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
     let log = cluster.log();
     let lines: Vec<&str> = log.lines().collect();
-    let about = format!("WARNING:  webhook endpoint \"{name}\": ");
+    let about = format!("WARNING:  webhook endpoint \"{name}\" of database \"");
     (lines.iter().enumerate())
         .filter(|(_, line)| line.contains(&about))
         .map(|(number, line)| {
-            let said = line.split_once(&about).unwrap().1.to_owned();
+            let said = line.split_once(&about).unwrap().1;
+            let said = said.split_once("\": ").unwrap().1.to_owned();
             let next = lines.get(number + 1).unwrap_or(&"").to_string();
             (said, next)
         })
@@ -188,9 +192,12 @@ pub fn wait_for_logged(cluster: &Cluster, name: &str, count: usize) -> Vec<(Stri
     })
 }
 
+/// Those about endpoints.
 #[track_caller]
 pub fn own_events(database: &Database) -> i64 {
-    database.query_one_value("SELECT count(*) FROM webhook.event WHERE event_type LIKE 'webhook.%'")
+    database.query_one_value(
+        "SELECT count(*) FROM webhook.event WHERE event_type LIKE 'webhook.%' AND event_type NOT LIKE 'webhook.metric.%'",
+    )
 }
 
 pub fn sorted(mut kinds: Vec<String>) -> Vec<String> {

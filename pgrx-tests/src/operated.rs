@@ -89,7 +89,7 @@ pub fn contents(database: &Database) -> Vec<(String, String)> {
     let mut client = database.connect();
     let tables = "SELECT relname::text FROM pg_class
                   WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r'
-                    AND relname NOT IN ('policy', 'tally', 'sender', 'share') ORDER BY relname";
+                    AND relname NOT IN ('policy', 'stat', 'alarm', 'sender', 'share') ORDER BY relname";
     let tables = client.query(tables, &[]).unwrap();
     (tables.iter())
         .map(|row| {

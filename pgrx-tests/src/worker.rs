@@ -131,13 +131,14 @@ pub fn computed(pid: c_int) -> Duration {
     Duration::from_secs_f64(ticks as f64 / per_second as f64)
 }
 
-/// What the process wrote to the server's log at WARNING or above, but for alerts about endpoints.
+/// What the process wrote to the server's log at WARNING or above, but for alerts.
 pub fn complaints(cluster: &Cluster, pid: c_int) -> Vec<String> {
     const LEVELS: [&str; 4] = ["WARNING:", "ERROR:", "FATAL:", "PANIC:"];
     let marker = format!("[{pid}] ");
     (cluster.log().lines())
         .filter(|line| line.contains(&marker) && LEVELS.iter().any(|level| line.contains(level)))
         .filter(|line| !line.contains("WARNING:  webhook endpoint \""))
+        .filter(|line| !line.contains("WARNING:  webhook metric "))
         .map(str::to_owned)
         .collect()
 }

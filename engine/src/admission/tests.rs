@@ -74,7 +74,7 @@ impl Scene {
                 endpoint_id: endpoint,
                 claim_seq: 1,
             };
-            self.ledger.claim(key, 1, self.now);
+            self.ledger.claim(key, 1, false, self.now);
         }
         let in_flight = self.ledger.out_to(endpoint);
         self.admission.claimed(endpoint, count, in_flight, self.now);

@@ -33,7 +33,7 @@ struct Scripted {
     upkeep: usize,
     rings: usize,
     /// Of the next addition to the counters.
-    trouble_with_tally: Option<Trouble>,
+    trouble_with_figures: Option<Trouble>,
 }
 
 fn shares(total: i32, kept: &[i32], given_up: &[i32]) -> Shares {
@@ -143,7 +143,7 @@ impl Store for Scripted {
         })
     }
 
-    fn expire_tally(&mut self, _: i32, _: i32) -> Result<i32, Trouble> {
+    fn expire_figures(&mut self, _: i32, _: i32) -> Result<i32, Trouble> {
         Ok(0)
     }
 
@@ -155,8 +155,12 @@ impl Store for Scripted {
         Ok(Vec::new())
     }
 
-    fn add_tally(&mut self, _: &Tally) -> Result<(), Trouble> {
-        self.trouble_with_tally.take().map_or(Ok(()), Err)
+    fn add_figures(&mut self, _: &Figures) -> Result<(), Trouble> {
+        self.trouble_with_figures.take().map_or(Ok(()), Err)
+    }
+
+    fn check_metrics(&mut self) -> Result<bool, Trouble> {
+        Ok(false)
     }
 }
 
@@ -414,14 +418,48 @@ fn recovered_claims_are_looked_for() {
 fn counts_are_added_again_unless_they_may_have_been_added() {
     for commit_unknown in [false, true] {
         let mut engine = engine(Scripted::default());
-        let one = [((1, "SENT".to_owned(), 0), Finished::default())];
-        engine.tally = Tally(one.into());
-        engine.store.trouble_with_tally = Some(Trouble {
+        engine.figures.finished(&[Finished::default()]);
+        engine.store.trouble_with_figures = Some(Trouble {
             commit_unknown,
             ..Trouble::new("08006", "the connection is lost")
         });
-        assert!(engine.flush_tally().is_err());
-        assert_eq!(engine.tally.is_empty(), commit_unknown);
+        assert!(engine.flush_figures(Instant::now()).is_err());
+        assert_eq!(engine.figures.is_empty(), commit_unknown);
+    }
+}
+
+#[test]
+fn figures_are_added_within_seconds_however_seldom_the_engine_polls() {
+    let mut engine = with_claims(2);
+    engine.config.poll_interval = Duration::from_secs(3600);
+    engine.wire.answer(200);
+    let mut pause = engine.turn().unwrap();
+    while pause.is_zero() {
+        pause = engine.turn().unwrap();
+    }
+    assert!(!engine.figures.is_empty());
+    let most = Duration::from_secs(5);
+    assert!(pause <= most, "{pause:?}");
+    engine
+        .flush_figures(Instant::now())
+        .expect("the store takes them");
+    assert!(engine.figures.is_empty());
+}
+
+#[test]
+fn an_attempt_of_a_commit_that_nobody_knows_of_is_not_counted() {
+    for (commit_unknown, counted) in [(false, true), (true, false)] {
+        let mut engine = with_claims(1);
+        engine.wire.answer(200);
+        let lost = Trouble {
+            commit_unknown,
+            ..Trouble::new("40001", "the connection is lost")
+        };
+        engine.store.answers.push_back(Err(lost));
+        for _ in 0..3 {
+            engine.turn().unwrap();
+        }
+        assert_eq!(!engine.figures.is_empty(), counted, "{commit_unknown}");
     }
 }
 

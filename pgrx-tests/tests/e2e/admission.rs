@@ -69,7 +69,7 @@ fn a_new_worker_knows_who_has_answered_before_it() {
     let (database, receiver) = (cluster.database("known"), Receiver::start());
     database.add_endpoint_with("well", &receiver.url("/well"), "event_types => '{well}'");
     emit(&database, "well", 1);
-    database.wait_until("SELECT EXISTS (SELECT FROM webhook.tally WHERE status = 'SENT')");
+    database.wait_until("SELECT EXISTS (SELECT FROM webhook.stat WHERE sent > 0)");
     let earlier = worker::pid(&database);
     worker::terminate(&database, earlier);
     worker::successor(&database, earlier);

@@ -104,14 +104,12 @@ fn our_own_events_are_not_counted_among_deliveries() {
     database.wait_until("SELECT count(*) = 1 FROM webhook.delivery WHERE status = 'SENT'");
     wait_for_silence(&database);
     try_with(&database, &receiver, "counted", 200, 1);
-    database.wait_until(
-        "SELECT coalesce(sum(deliveries) FILTER (WHERE status = 'SENT'), 0) > 0 FROM webhook.tally",
-    );
+    database.wait_until("SELECT coalesce(sum(sent), 0) > 0 FROM webhook.stat");
     let counted: String = database.query_one_value(
-        "SELECT string_agg(DISTINCT e.name || ' ' || status || ' ' || deliveries, ', ')
-         FROM webhook.tally t JOIN webhook.endpoint e ON e.id = t.endpoint_id",
+        "SELECT string_agg(concat_ws(' ', e.name, s.attempts, s.sent, s.failed), ', ')
+         FROM webhook.stat s JOIN webhook.endpoint e ON e.id = s.endpoint_id WHERE s.grain = 'total'",
     );
-    assert_eq!(counted, "counted FAILED 1, counted SENT 1");
+    assert_eq!(counted, "counted 2 1 1");
     let rate: f64 = database.query_one_value(
         "SELECT value::float8 FROM webhook.metrics WHERE metric = 'webhook_delivery_success_rate'",
     );

@@ -284,9 +284,8 @@ fn deliveries_that_fail_with_their_endpoint_are_an_alert_and_count_like_every_fa
          WHERE endpoint_id = {id} AND (reason, last_error) = ('endpoint_removed', 'endpoint removed')"
     ));
     assert_eq!(failed, 3);
-    let counted = format!(
-        "SELECT sum(deliveries)::bigint FROM webhook.tally WHERE endpoint_id = {id} AND status = 'FAILED'"
-    );
+    let counted =
+        format!("SELECT failed FROM webhook.stat WHERE endpoint_id = {id} AND grain = 'total'");
     assert_eq!(database.query_one_value::<i64>(&counted), 3);
 
     let told = listener.alerts(&database);

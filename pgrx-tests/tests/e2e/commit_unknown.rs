@@ -162,7 +162,7 @@ fn settled_state(database: &Database) -> String {
              (SELECT jsonb_agg(d ORDER BY d.event_id, d.endpoint_id) FROM webhook.delivery d),
              (SELECT jsonb_agg(a ORDER BY a.event_id, a.endpoint_id, a.claim_seq) FROM webhook.attempt a),
              (SELECT jsonb_agg(b ORDER BY b.endpoint_id) FROM webhook.breaker b),
-             (SELECT jsonb_agg(t ORDER BY t.endpoint_id, t.status) FROM webhook.tally t))",
+             (SELECT jsonb_agg(t ORDER BY t.endpoint_id, t.grain, t.begins_at) FROM webhook.stat t))",
     )
 }
 

@@ -49,6 +49,7 @@ mod open_breaker;
 mod operating;
 mod ordering;
 mod ordering_under_load;
+mod outage;
 mod ownership;
 mod pausing;
 mod people_and_the_worker;

@@ -7,13 +7,19 @@ use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Answer, Cluster, Database, Guarded, Receiver};
 
-/// As the document has them: the name, and when to alert.
-const METRICS: [(&str, &str, f64); 5] = [
+/// The five as the document has them, the name and when to alert, and then ours.
+const METRICS: [(&str, &str, f64); 11] = [
     ("webhook_delivery_success_rate", "<", 95.0),
     ("webhook_delivery_p95_latency", ">", 10.0),
     ("webhook_retry_rate", ">", 20.0),
     ("webhook_failed_count", ">", 10.0),
     ("webhook_avg_retries_per_delivery", ">", 1.5),
+    ("webhook_attempt_failure_rate", ">", 50.0),
+    ("webhook_open_breakers", ">", 0.0),
+    ("webhook_oldest_due", ">", 60.0),
+    ("webhook_parked", ">", 1000.0),
+    ("webhook_dead_letters", ">", 100.0),
+    ("webhook_disabled_endpoints", ">", 10.0),
 ];
 
 /// The value of each metric, and whether it is cause for alarm.
@@ -49,7 +55,9 @@ fn deliver_a_known_mix(database: &Database, keep_sent: bool) {
             "SELECT webhook_emit('{name}') FROM generate_series(1, {events})"
         ));
     }
-    database.wait_until("SELECT coalesce(sum(deliveries), 0) = 10 FROM webhook.tally");
+    database.wait_until(
+        "SELECT coalesce(sum(sent + failed), 0) = 10 FROM webhook.stat WHERE endpoint_id = 0 AND grain = 'total'",
+    );
     assert_eq!(receiver.request_count(), 8 + 3 + 3);
 }
 
@@ -66,11 +74,17 @@ fn the_metrics_have_the_names_and_thresholds_of_the_document() {
 #[test]
 fn without_deliveries_there_is_nothing_to_measure_and_no_alert() {
     let mut seen = metrics(&mut database().connect());
-    assert_eq!(
-        seen.remove("webhook_failed_count"),
-        Some((Some(0.0), false))
-    );
-    assert_eq!(seen.len(), 4);
+    for counted in [
+        "webhook_failed_count",
+        "webhook_open_breakers",
+        "webhook_oldest_due",
+        "webhook_parked",
+        "webhook_dead_letters",
+        "webhook_disabled_endpoints",
+    ] {
+        assert_eq!(seen.remove(counted), Some((Some(0.0), false)), "{counted}");
+    }
+    assert_eq!(seen.len(), 5);
     assert!(
         seen.values().all(|metric| *metric == (None, false)),
         "{seen:?}"
@@ -85,7 +99,10 @@ fn the_metrics_of_a_known_mix_are_right_and_stay_so_without_the_history() {
     assert_eq!(seen["webhook_delivery_success_rate"], (Some(90.0), true));
     assert_eq!(seen["webhook_retry_rate"], (Some(20.0), false));
     assert_eq!(seen["webhook_avg_retries_per_delivery"], (Some(0.4), false));
-    assert_eq!(seen["webhook_failed_count"], (Some(0.0), false));
+    assert_eq!(seen["webhook_failed_count"], (Some(1.0), false));
+    // 5 of 14.
+    assert_eq!(seen["webhook_attempt_failure_rate"], (Some(35.71), false));
+    assert_eq!(seen["webhook_dead_letters"], (Some(1.0), false));
 
     let p95: f64 = database.query_one_value(
         "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8)
@@ -100,7 +117,9 @@ fn the_metrics_of_a_known_mix_are_right_and_stay_so_without_the_history() {
     assert!(!alert);
 
     database.execute("TRUNCATE webhook.delivery_history; DELETE FROM webhook.dead_letter");
-    assert_eq!(metrics(&mut database.connect()), seen);
+    let mut without_dead_letters = seen;
+    without_dead_letters.insert("webhook_dead_letters".into(), (Some(0.0), false));
+    assert_eq!(metrics(&mut database.connect()), without_dead_letters);
 }
 
 #[test]
@@ -122,7 +141,7 @@ fn what_fails_without_a_request_counts_as_failed() {
     let guarded = Guarded::with("when_open = 'fail'");
     let tried_once = guarded.open();
     guarded.emit(2);
-    let counted = "SELECT coalesce(sum(deliveries), 0) FROM webhook.tally WHERE status = 'FAILED'";
+    let counted = "SELECT coalesce(sum(failed), 0) FROM webhook.stat WHERE endpoint_id = 0 AND grain = 'total'";
     let database = &guarded.database;
     database.wait_until(&format!("SELECT ({counted}) = 2"));
     let seen = metrics(&mut database.connect());
@@ -193,11 +212,28 @@ fn each_metric_alerts_beyond_its_threshold_and_not_at_it() {
         ),
         (
             "webhook_failed_count",
+            "('SENT', '1 s', 900, 0, 0), ('FAILED', '1 s', 10, 0, 0)",
+            0,
+            false,
+        ),
+        (
+            "webhook_failed_count",
+            "('SENT', '1 s', 900, 0, 0), ('FAILED', '1 s', 11, 0, 0)",
+            0,
+            true,
+        ),
+        (
+            "webhook_disabled_endpoints",
             "('SENT', '1 s', 1, 0, 0)",
             10,
             false,
         ),
-        ("webhook_failed_count", "('SENT', '1 s', 1, 0, 0)", 11, true),
+        (
+            "webhook_disabled_endpoints",
+            "('SENT', '1 s', 1, 0, 0)",
+            11,
+            true,
+        ),
         (
             "webhook_avg_retries_per_delivery",
             "('SENT', '1 s', 90, 50, 130), ('FAILED', '1 s', 10, 10, 20)",
@@ -227,26 +263,220 @@ fn each_metric_alerts_beyond_its_threshold_and_not_at_it() {
 }
 
 #[test]
-fn what_was_finished_a_day_ago_no_longer_counts() {
+fn what_is_wrong_at_this_moment_alerts_beyond_its_threshold_and_not_at_it() {
+    const QUEUE: &str = "INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
+                         SELECT gen_random_uuid(), e.id, 'order.created', 9, now() - ";
+    let queue = |state: &str, due: &str, count: i32| {
+        format!(
+            "UPDATE webhook.endpoint SET {state} WHERE name = 'endpoint 1';
+             {QUEUE} interval '{due}', now() - interval '{due}'
+             FROM webhook.endpoint e, generate_series(1, {count}) WHERE e.name = 'endpoint 1'"
+        )
+    };
+    let open = |count: i32| {
+        format!(
+            "INSERT INTO webhook.breaker (endpoint_id, state, consecutive_failures, trips, opened_at, probe_at)
+             SELECT id, 'OPEN', 5, 1, now(), now() FROM webhook.endpoint ORDER BY id LIMIT {count}"
+        )
+    };
+    let dead = |count: i32| {
+        format!(
+            "INSERT INTO webhook.dead_letter (event_id, endpoint_id, event_type, status, max_attempts, completed_at, reason, last_error)
+             SELECT gen_random_uuid(), 1, t.type, 'FAILED', 1, now(), 'status', 'HTTP 500'
+             FROM generate_series(1, {count}) n, (VALUES ('order.created'), ('webhook.endpoint.opened')) t (type)"
+        )
+    };
+    let attempts = |attempts: i32, sent: i32| {
+        format!(
+            r#"SELECT webhook.count_figures('[{{"endpoint_id": 1, "attempts": {attempts}, "sent": {sent}}}]')"#
+        )
+    };
+    // Among a hundred endpoints one may be down.
+    let cases = [
+        ("webhook_open_breakers", 99, open(1), Some(1.0), true),
+        ("webhook_open_breakers", 100, open(1), Some(1.0), false),
+        ("webhook_open_breakers", 100, open(2), Some(2.0), true),
+        (
+            "webhook_oldest_due",
+            1,
+            queue("paused_at = NULL", "59 s", 1),
+            Some(59.0),
+            false,
+        ),
+        (
+            "webhook_oldest_due",
+            1,
+            queue("paused_at = NULL", "61 s", 1),
+            Some(61.0),
+            true,
+        ),
+        // A person has paused it.
+        (
+            "webhook_oldest_due",
+            1,
+            queue("paused_at = now()", "61 s", 1),
+            Some(0.0),
+            false,
+        ),
+        (
+            "webhook_parked",
+            1,
+            queue("paused_at = now()", "1 s", 1000),
+            Some(1000.0),
+            false,
+        ),
+        (
+            "webhook_parked",
+            1,
+            queue("paused_at = now()", "1 s", 1001),
+            Some(1001.0),
+            true,
+        ),
+        (
+            "webhook_parked",
+            1,
+            queue("paused_at = NULL", "1 s", 1001),
+            Some(0.0),
+            false,
+        ),
+        ("webhook_dead_letters", 1, dead(100), Some(100.0), false),
+        ("webhook_dead_letters", 1, dead(101), Some(101.0), true),
+        (
+            "webhook_attempt_failure_rate",
+            1,
+            attempts(4, 0),
+            None,
+            false,
+        ),
+        (
+            "webhook_attempt_failure_rate",
+            1,
+            attempts(6, 3),
+            Some(50.0),
+            false,
+        ),
+        (
+            "webhook_attempt_failure_rate",
+            1,
+            attempts(5, 2),
+            Some(60.0),
+            true,
+        ),
+    ];
+    let database = Cluster::idle().database("gauges");
+    for (metric, endpoints, cause, value, alert) in cases {
+        let mut client = database.connect();
+        let mut transaction = client.transaction().unwrap();
+        let add = format!(
+            "INSERT INTO webhook.endpoint (name, url, origin)
+             SELECT 'endpoint ' || n, 'http://127.0.0.1:9/', webhook.origin() FROM generate_series(1, {endpoints}) AS n"
+        );
+        transaction.batch_execute(&add).unwrap();
+        transaction.batch_execute(&cause).unwrap();
+        let seen = metrics(&mut transaction)[metric];
+        assert_eq!(seen, (value, alert), "{metric} with {cause}");
+    }
+}
+
+#[test]
+fn what_was_finished_fifteen_minutes_ago_no_longer_counts() {
     let database = database();
     let mut client = database.connect();
     let mut transaction = client.transaction().unwrap();
     count(&mut transaction, "('SENT', '1 s', 1, 0, 0)");
-    let yesterday = "
-        INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-        VALUES (1, date_trunc('hour', now()) - interval '25 hours', 'FAILED', 80, 100, 100, 500)";
-    transaction.batch_execute(yesterday).unwrap();
+    let earlier = "
+        INSERT INTO webhook.stat (endpoint_id, grain, begins_at, attempts, failed, retried, retries, delivery_latency)
+        VALUES (0, 'minute', date_trunc('minute', now()) - interval '15 min', 100, 100, 100, 500, '{\"200\": 99}')";
+    transaction.batch_execute(earlier).unwrap();
     let seen = metrics(&mut transaction);
     assert_eq!(seen["webhook_delivery_success_rate"], (Some(100.0), false));
     assert_eq!(seen["webhook_retry_rate"], (Some(0.0), false));
     assert_eq!(seen["webhook_avg_retries_per_delivery"], (Some(0.0), false));
+    assert_eq!(seen["webhook_failed_count"], (Some(0.0), false));
+    assert!(seen["webhook_delivery_p95_latency"].0 < Some(2.0));
+}
+
+#[test]
+fn figures_are_kept_by_endpoint_and_for_all_in_total_by_hour_and_by_minute() {
+    let (database, receiver) = (database(), Receiver::start());
+    receiver.respond("/never", |_, _| Answer::status(500));
+    for name in ["fine", "never"] {
+        let url = receiver.url(&format!("/{name}"));
+        database.add_endpoint_with(name, &url, &format!("'{{{name}}}', policy => 'fast'"));
+    }
+    database.execute(
+        "SELECT webhook_emit('fine') FROM generate_series(1, 3); SELECT webhook_emit('never')",
+    );
+    database.wait_until(
+        "SELECT coalesce(sum(sent + failed), 0) = 4 FROM webhook.stat WHERE endpoint_id = 0 AND grain = 'total'",
+    );
+    let attempts = receiver.requests_to("/never").len() as i64;
+    let counted = |endpoint: &str| -> Vec<i64> {
+        let query = format!(
+            "SELECT attempts, sent, failed, retries, grain,
+                    (SELECT coalesce(sum(value::bigint), 0)::bigint FROM jsonb_each_text(attempt_latency)),
+                    (SELECT coalesce(sum(value::bigint), 0)::bigint FROM jsonb_each_text(delivery_latency))
+             FROM webhook.stat WHERE endpoint_id = coalesce((SELECT id FROM webhook.endpoint WHERE name = '{endpoint}'), 0)"
+        );
+        let rows = database.connect().query(&query, &[]).unwrap();
+        let numbers = |row: &postgres::Row| [0, 1, 2, 3, 5, 6].map(|n| row.get::<_, i64>(n));
+        // Two flushes, or an hour that ends, may divide the rest; their sum is the total.
+        let mut sums: HashMap<String, [i64; 6]> = HashMap::new();
+        for row in &rows {
+            let sum = sums.entry(row.get(4)).or_default();
+            let row = numbers(row);
+            (0..6).for_each(|n| sum[n] += row[n]);
+        }
+        assert_eq!(sums.len(), 3);
+        assert_eq!(sums["total"], sums["hour"]);
+        assert_eq!(sums["total"], sums["minute"]);
+        sums["total"].to_vec()
+    };
+    assert_eq!(counted("fine"), [3, 3, 0, 0, 3, 3]);
+    assert_eq!(
+        counted("never"),
+        [attempts, 0, 1, attempts - 1, attempts, 0]
+    );
+    assert_eq!(
+        counted("all"),
+        [attempts + 3, 3, 1, attempts - 1, attempts + 3, 3]
+    );
+}
+
+#[test]
+fn a_look_planned_on_an_empty_table_reads_little_of_a_full_one() {
+    let database = Cluster::idle().database("look");
+    let mut client = database.connect();
+    let looks = [
+        "SELECT webhook.check_metrics()",
+        "SELECT count(*) FROM webhook.problems('running', NULL)",
+    ];
+    for look in looks {
+        client.batch_execute(look).unwrap();
+    }
+    // No statistics but those of the empty table.
+    database.execute(
+        "ALTER TABLE webhook.stat SET (autovacuum_enabled = off);
+         INSERT INTO webhook.stat (endpoint_id, grain, begins_at)
+         SELECT e, 'minute', date_trunc('minute', now()) - n * interval '1 min'
+         FROM generate_series(0, 20) e, generate_series(0, 1439) n",
+    );
+    for look in looks {
+        let explained = format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {look}");
+        let plan: serde_json::Value = client.query_one(&explained, &[]).unwrap().get(0);
+        let pages = |kind: &str| plan[0]["Plan"][kind].as_i64().expect("a number of pages");
+        let pages = pages("Shared Hit Blocks") + pages("Shared Read Blocks");
+        assert!((1..150).contains(&pages), "{look} has read {pages} pages");
+    }
 }
 
 /// Counts deliveries as the worker does.
 fn count(transaction: &mut Transaction, finished: &str) {
     let add = format!(
-        "SELECT webhook.add_tally(array_agg(1), array_agg(status), array_agg(webhook.latency_class(latency::interval)),
-                    array_agg(deliveries), array_agg(retried), array_agg(retries))
+        "SELECT webhook.count_figures(jsonb_build_array(jsonb_build_object(
+                    'endpoint_id', 1, lower(status), deliveries, 'retried', retried, 'retries', retries,
+                    'delivery_latency', CASE status WHEN 'SENT' THEN
+                        jsonb_build_object(webhook.latency_class(latency::interval), deliveries) END)))
          FROM (VALUES {finished}) AS finished (status, latency, deliveries, retried, retries)"
     );
     transaction.batch_execute(&add).unwrap();

@@ -218,7 +218,7 @@ fn a_person_who_locks_the_counters_does_not_stop_deliveries() {
     let mut person = database.connect();
     let mut transaction = person.transaction().unwrap();
     transaction
-        .batch_execute("LOCK TABLE webhook.tally IN SHARE MODE")
+        .batch_execute("LOCK TABLE webhook.stat IN SHARE MODE")
         .unwrap();
 
     let counted = database.emit("order.created", json!({}));
@@ -228,5 +228,5 @@ fn a_person_who_locks_the_counters_does_not_stop_deliveries() {
     let event = database.emit("order.created", json!({}));
     database.wait_for_status(event, "SENT");
     transaction.rollback().unwrap();
-    database.wait_until("SELECT coalesce(sum(deliveries), 0) = 2 FROM webhook.tally");
+    database.wait_until("SELECT coalesce(sum(sent + failed), 0) = 2 FROM webhook.stat WHERE endpoint_id = 0 AND grain = 'total'");
 }

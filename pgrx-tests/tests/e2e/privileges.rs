@@ -137,8 +137,8 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (RELAY, "SELECT webhook.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{1}', '{0}', 1, '{1}', '{1000}', 1000)".into()),
         (RELAY, "SELECT webhook.keep_order(NULL, NULL, NULL, NULL, NULL, 10), webhook.end_orphans(0, 10)".into()),
         (RELAY, "SELECT webhook.expire_waiting(10), webhook.expire(10, NULL, NULL, NULL, NULL)".into()),
-        (RELAY, "SELECT webhook.expire_tally(0, 10), webhook.forget_removed_endpoints(0, 10)".into()),
-        (RELAY, "SELECT webhook.raise_alerts(), webhook.add_tally('{}', '{}', '{}', '{}', '{}', '{}')".into()),
+        (RELAY, "SELECT webhook.expire_figures(0, 10), webhook.forget_removed_endpoints(0, 10)".into()),
+        (RELAY, "SELECT webhook.check_metrics(), webhook.raise_alerts(), webhook.add_figures('[]')".into()),
         // What runs as the worker, or gives privileges away, is nobody's but the owner's.
         (NOBODY, "CREATE TRIGGER mine AFTER INSERT ON webhook.attempt EXECUTE FUNCTION suppress_redundant_updates_trigger()".into()),
         (NOBODY, "CREATE TABLE webhook.mine ()".into()),

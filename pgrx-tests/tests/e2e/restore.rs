@@ -203,7 +203,7 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     );
     database.wait_for_status(sent, "SENT");
     database.wait_for_status(failed, "FAILED");
-    database.wait_until("SELECT coalesce(sum(deliveries), 0) = 2 FROM webhook.tally");
+    database.wait_until("SELECT coalesce(sum(sent + failed), 0) = 2 FROM webhook.stat WHERE endpoint_id = 0 AND grain = 'total'");
     Filled { secret, pending }
 }
 
@@ -211,7 +211,7 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
 fn contents(database: &Database) -> BTreeMap<String, String> {
     let mut client = database.connect();
     let tables = "SELECT relname::text FROM pg_class
-        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname NOT IN ('alert', 'sender', 'share')";
+        WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname NOT IN ('alert', 'alarm', 'sender', 'share')";
     let tables = client.query(tables, &[]).unwrap();
     let mut contents = BTreeMap::new();
     for table in tables.iter().map(|row| row.get::<_, String>(0)) {

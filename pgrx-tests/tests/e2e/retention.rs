@@ -61,12 +61,11 @@ pub(super) fn wait_for_a_sweep(database: &Database) {
     worker::terminate(database, earlier);
     worker::successor(database, earlier);
     database.execute(
-        "INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-         VALUES (76, now(), 'SENT', 1, 1, 0, 0), (76, now() - interval '49 hours', 'SENT', 1, 1, 0, 0)",
+        "INSERT INTO webhook.stat (endpoint_id, grain, begins_at) VALUES (76, 'hour', now()), (76, 'minute', now() - interval '25 hours')",
     );
     wait_until(
         database,
-        "SELECT NOT EXISTS (SELECT FROM webhook.tally WHERE endpoint_id = 76 AND hour < now() - interval '48 hours')",
+        "SELECT NOT EXISTS (SELECT FROM webhook.stat WHERE endpoint_id = 76 AND grain = 'minute')",
     );
 }
 
@@ -274,8 +273,8 @@ fn minus_one_keeps_for_ever_and_a_reload_ends_that() {
     let sent = past(&database, "SENT", "10 years");
     let failed = past(&database, "FAILED", "10 years");
     let unmatched: Uuid = database.query_one_value("SELECT past_event('10 years')");
-    database.execute(OLD_TALLY);
-    wait_until(&database, OLD_TALLY_IS_GONE);
+    database.execute(OLD_FIGURES);
+    wait_until(&database, OLD_FIGURES_IS_GONE);
     assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (3, 2, 2));
 
     cluster.configure("webhook.retention_failed = '30d'");
@@ -284,8 +283,8 @@ fn minus_one_keeps_for_ever_and_a_reload_ends_that() {
         &database,
         "SELECT NOT EXISTS (SELECT FROM webhook.dead_letter)",
     );
-    database.execute(OLD_TALLY);
-    wait_until(&database, OLD_TALLY_IS_GONE);
+    database.execute(OLD_FIGURES);
+    wait_until(&database, OLD_FIGURES_IS_GONE);
     // Its event is no delivery's any more, and such events are kept as long as what was sent.
     assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (3, 1, 1));
 
@@ -295,13 +294,13 @@ fn minus_one_keeps_for_ever_and_a_reload_ends_that() {
     assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (0, 0, 0));
 }
 
-/// A counter of an endpoint that was removed; it goes when retention has looked, whatever is kept for ever.
-const OLD_TALLY: &str = "
-    INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-    VALUES (77, now() - interval '49 hours', 'SENT', 1, 1, 0, 0);
+/// Figures of an endpoint that was removed; they go when retention has looked, whatever is kept for ever.
+const OLD_FIGURES: &str = "
+    INSERT INTO webhook.stat (endpoint_id, grain, begins_at)
+    VALUES (77, 'hour', now() - interval '32 days'), (77, 'total', '-infinity');
     INSERT INTO webhook.removed_endpoint (id, name) VALUES (77, 'removed') ON CONFLICT DO NOTHING";
-const OLD_TALLY_IS_GONE: &str =
-    "SELECT NOT EXISTS (SELECT FROM webhook.tally WHERE endpoint_id = 77)";
+const OLD_FIGURES_IS_GONE: &str =
+    "SELECT NOT EXISTS (SELECT FROM webhook.stat WHERE endpoint_id = 77)";
 
 #[test]
 fn a_database_has_a_retention_of_its_own_once_its_worker_starts() {
@@ -410,32 +409,34 @@ pub(super) fn keep_as_by_default(cluster: &mut Cluster) {
 }
 
 #[test]
-fn counters_are_kept_for_two_days_and_the_newest_as_long_as_their_endpoint() {
+fn minutes_are_kept_for_a_day_hours_for_a_month_and_totals_as_long_as_their_endpoint() {
     let database = database(Cluster::shared(), &Receiver::start());
     database.execute(
-        "SELECT webhook_set_endpoint(name, 'http://127.0.0.1:9/', '{other.*}') FROM unnest('{busy, quiet, removed}'::text[]) name;
-         CREATE TABLE counted (name text, ago int, status text, latency_class int, stays boolean, now timestamptz DEFAULT now());
+        "SELECT webhook_set_endpoint(name, 'http://127.0.0.1:9/', '{other.*}') FROM unnest('{busy, quiet, gone, going}'::text[]) name;
+         CREATE TABLE counted (name text, grain text, ago text, stays boolean, now timestamptz DEFAULT now());
          INSERT INTO counted VALUES
-             ('busy', 0, 'SENT', 1, true), ('busy', 47, 'SENT', 1, true), ('busy', 50, 'SENT', 1, false), ('busy', 50, 'SENT', 2, false),
-             ('busy', 900, 'SENT', 1, false), ('busy', 60, 'FAILED', 1, true), ('busy', 61, 'FAILED', 1, false),
-             ('quiet', 70, 'SENT', 1, true), ('quiet', 70, 'SENT', 9, true), ('quiet', 71, 'SENT', 1, false), ('quiet', 47, 'FAILED', 1, true),
-             ('quiet', 50, 'FAILED', 1, false),
-             ('removed', 1, 'SENT', 1, true), ('removed', 50, 'SENT', 1, false), ('removed', 51, 'FAILED', 1, false);
-         INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries, last_at)
-         SELECT e.id, c.now - ago * interval '1 hour', c.status, c.latency_class, 1, 0, 0, now()
-         FROM counted c JOIN webhook.endpoint e USING (name);
-         CREATE TABLE endpoint AS SELECT id, name FROM webhook.endpoint;
-         SELECT webhook_remove_endpoint('removed')",
+             ('busy', 'minute', '1 min', true), ('busy', 'minute', '23:59', true), ('busy', 'minute', '24:01', false),
+             ('busy', 'minute', '90 days', false), ('busy', 'hour', '1 h', true), ('busy', 'hour', '30 days', true),
+             ('busy', 'hour', '32 days', false), ('busy', 'total', 'infinity', true),
+             ('quiet', 'minute', '2 days', false), ('quiet', 'hour', '40 days', false), ('quiet', 'total', 'infinity', true),
+             ('going', 'hour', '30 days', true), ('going', 'total', 'infinity', true),
+             ('gone', 'hour', '32 days', false), ('gone', 'total', 'infinity', false),
+             ('all', 'minute', '1 min', true), ('all', 'minute', '25 h', false), ('all', 'hour', '32 days', false),
+             ('all', 'total', 'infinity', true);
+         CREATE TABLE endpoint AS SELECT id, name FROM webhook.endpoint UNION SELECT 0, 'all';
+         CREATE VIEW expected AS
+         SELECT e.id, c.grain, CASE c.ago WHEN 'infinity' THEN '-infinity' ELSE c.now - c.ago::interval END AS begins_at, c.stays
+         FROM counted c JOIN endpoint e USING (name);
+         INSERT INTO webhook.stat (endpoint_id, grain, begins_at) SELECT id, grain, begins_at FROM expected;
+         SELECT webhook_remove_endpoint('gone'), webhook_remove_endpoint('going')",
     );
     wait_until(
         &database,
-        "SELECT count(*) = (SELECT count(*) FROM counted WHERE stays) FROM webhook.tally",
+        "SELECT count(*) = (SELECT count(*) FROM expected WHERE stays) FROM webhook.stat",
     );
     let wrong: i64 = database.query_one_value(
-        "SELECT count(*) FROM counted c JOIN endpoint e USING (name)
-         LEFT JOIN webhook.tally t ON t.endpoint_id = e.id AND t.status = c.status AND t.latency_class = c.latency_class
-             AND t.hour = c.now - c.ago * interval '1 hour'
-         WHERE c.stays <> (t.hour IS NOT NULL)",
+        "SELECT count(*) FROM expected x LEFT JOIN webhook.stat s ON (s.endpoint_id, s.grain, s.begins_at) = (x.id, x.grain, x.begins_at)
+         WHERE x.stays <> (s.grain IS NOT NULL)",
     );
     assert_eq!(wrong, 0);
 }
@@ -518,8 +519,7 @@ fn a_removed_endpoint_is_forgotten_when_nothing_has_its_number_any_more() {
          SELECT n, n::text, now() - interval '60 days', now() - interval '60 days' FROM generate_series(901, 907) n;
          UPDATE webhook.removed_endpoint SET ended_at = now() - interval '1 day' WHERE id = 902;
          UPDATE webhook.removed_endpoint SET ended_at = now() - interval '9 days' WHERE id = 907;
-         INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-         VALUES (904, now(), 'SENT', 1, 1, 0, 0);
+         INSERT INTO webhook.stat (endpoint_id, grain, begins_at) VALUES (904, 'hour', now());
          INSERT INTO webhook.delivery (event_id, endpoint_id, event_type, max_attempts)
          VALUES (past_event('1 day'), 905, 'past.event', 3), (past_event('1 day'), 906, 'past.event', 3);
          UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE endpoint_id = 906;
@@ -544,7 +544,7 @@ fn a_removed_endpoint_is_forgotten_when_nothing_has_its_number_any_more() {
     assert_eq!(forget(0, 100), (0, vec![902, 904, 905, 906]));
 
     // The worker calls it.
-    database.execute("DELETE FROM webhook.tally WHERE endpoint_id = 904");
+    database.execute("DELETE FROM webhook.stat WHERE endpoint_id = 904");
     keep_as_by_default(&mut cluster);
     wait_until(
         &database,

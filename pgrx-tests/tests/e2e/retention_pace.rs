@@ -127,26 +127,26 @@ fn a_step_planned_on_empty_tables_reads_little_of_full_ones() {
     database.pause_all();
     database.execute(
         "VACUUM ANALYZE webhook.event, webhook.delivery_queue, webhook.delivery_history, webhook.dead_letter, webhook.attempt,
-                        webhook.tally, webhook.endpoint",
+                        webhook.stat, webhook.endpoint",
     );
     let mut client = database.connect();
     let expire = format!("SELECT * FROM webhook.expire({STEP}, NULL, NULL, NULL, NULL)");
-    let expire_tally = "SELECT webhook.expire_tally(0, 100)";
+    let expire_figures = "SELECT webhook.expire_figures(0, 100)";
     client
         .batch_execute("SET webhook.retention_sent = '7d'; SET webhook.retention_failed = '30d'")
         .unwrap();
     client.batch_execute(&expire).unwrap();
-    client.batch_execute(expire_tally).unwrap();
+    client.batch_execute(expire_figures).unwrap();
 
     client
         .batch_execute(&format!(
             "SELECT past('SENT', '8 days'), past('FAILED', '20 days'), past_event('8 days'), webhook_emit('order.created')
              FROM generate_series(1, {ROWS});
-             INSERT INTO webhook.tally (endpoint_id, hour, status, latency_class, deliveries, retried, retries)
-             SELECT 1000 + n / 10, now() - n % 10 * interval '10 hours', 'SENT', 1, 1, 0, 0 FROM generate_series(1, {ROWS}) n"
+             INSERT INTO webhook.stat (endpoint_id, grain, begins_at)
+             SELECT 1000 + n / 10, 'minute', now() - n % 10 * interval '10 hours' FROM generate_series(1, {ROWS}) n"
         ))
         .unwrap();
-    for call in [expire.as_str(), expire_tally] {
+    for call in [expire.as_str(), expire_figures] {
         let pages = pages_read(&mut client, call);
         assert!(
             (1..50 * STEP).contains(&pages),

@@ -521,7 +521,7 @@ fn outcomes_that_are_settled_twice_change_nothing_the_second_time() {
     assert_eq!(batch.len(), 3 * outcomes.len());
     let rows = || {
         let tables = [
-            "delivery", "attempt", "breaker", "alert", "event", "endpoint", "lane", "tally",
+            "delivery", "attempt", "breaker", "alert", "event", "endpoint", "lane", "stat",
         ];
         let all = tables.map(|table| format!("SELECT '{table}' || t::text FROM webhook.{table} t"));
         let all = all.join(" UNION ALL ");

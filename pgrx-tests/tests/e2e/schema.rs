@@ -41,10 +41,10 @@ fn nothing_is_granted_to_public() {
 
 #[test]
 fn every_leaf_and_sequence_is_marked_for_dump() {
-    // A mark on the partitioned parent would dump nothing. Alerts are not dumped: a copy would tell them again. Senders that
-    // run mean nothing to a copy.
+    // A mark on the partitioned parent would dump nothing. Alerts and alarms are not dumped: a copy would tell them again.
+    // Senders that run mean nothing to a copy.
     assert_each(
-        "SELECT c.oid::regclass::text, (c.relkind <> 'p' AND c.relname !~ '^(alert|sender$|share)') = (c.oid = ANY (x.extconfig))
+        "SELECT c.oid::regclass::text, (c.relkind <> 'p' AND c.relname !~ '^(alert|alarm|sender$|share)') = (c.oid = ANY (x.extconfig))
          FROM pg_class c, pg_extension x
          WHERE x.extname = 'webhook' AND c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p', 'S')",
     );
@@ -86,13 +86,13 @@ fn no_index_depends_on_the_collation_of_the_operating_system() {
 
 #[test]
 fn every_table_that_grows_says_when_it_is_vacuumed() {
-    // The others have a row for each endpoint or policy, written by people.
+    // The others have a row for each endpoint, policy or metric, written seldom.
     assert_each(
         "SELECT c.oid::regclass::text,
                 EXISTS (SELECT FROM pg_options_to_table(c.reloptions) WHERE option_name = 'autovacuum_vacuum_scale_factor')
          FROM pg_class c
          WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind = 'r'
-           AND c.relname NOT IN ('policy', 'endpoint', 'removed_endpoint', 'secret', 'sender', 'share')",
+           AND c.relname NOT IN ('policy', 'endpoint', 'removed_endpoint', 'secret', 'sender', 'share', 'alarm')",
     );
 }
 
@@ -165,7 +165,7 @@ fn security_definer_functions_are_only_those_we_know() {
         [
             // What people call, what the procedures of operators are made of, what relays call, and triggers, which have to work
             // for whoever may write the table.
-            "webhook.add_tally",
+            "webhook.add_figures",
             "webhook.adopt",
             "webhook.agenda",
             "webhook.backfill_batch",
@@ -173,6 +173,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.begin_replay",
             "webhook.begin_sender",
             "webhook.check_endpoint",
+            "webhook.check_metrics",
             "webhook.check_secret",
             "webhook.copy_policy",
             "webhook.dead_senders",
@@ -186,7 +187,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.end_test",
             "webhook.exchange",
             "webhook.expire",
-            "webhook.expire_tally",
+            "webhook.expire_figures",
             "webhook.expire_waiting",
             "webhook.forget_removed_endpoint",
             "webhook.forget_removed_endpoints",

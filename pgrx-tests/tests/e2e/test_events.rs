@@ -93,15 +93,17 @@ fn what_was_opened_and_closed_in_one_batch_is_told_with_its_reason() {
         "SELECT message FROM webhook.raise_alerts()",
         &[],
     );
-    let told: Vec<Option<&str>> = told.iter().map(|row| row.get(0)).collect();
+    let told: Vec<String> = told.iter().map(|row| row.get(0)).collect();
     assert_eq!(
         told,
         [
-            Some(
-                "webhook endpoint \"orders\": circuit breaker opened: 2 failures in a row, the last: HTTP 500"
-            ),
-            Some("webhook endpoint \"orders\": circuit breaker closed"),
+            "circuit breaker opened: 2 failures in a row, the last: HTTP 500",
+            "circuit breaker closed",
         ]
+        .map(|said| format!(
+            "webhook endpoint \"orders\" of database \"{}\": {said}",
+            database.name()
+        ))
     );
 }
 
