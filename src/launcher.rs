@@ -34,6 +34,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A place that a worker has just left is taken until the postmaster has seen the process end.
 const SHORTAGE: Duration = Duration::from_millis(500);
 
+/// A worker that has ended so often in a row before it was at work does not come up by itself.
+const FAILURES_TO_TELL: u32 = 3;
+
 /// Whether the postmaster has taken the launcher; set before it starts any process.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
@@ -105,6 +108,8 @@ struct Launcher {
     said_shortage: bool,
     said_too_many: bool,
     said_problem: Option<String>,
+    /// Databases whose worker does not come up.
+    said_failing: HashSet<pg_sys::Oid>,
 }
 
 impl Launcher {
@@ -112,6 +117,7 @@ impl Launcher {
     fn look(&mut self) -> Duration {
         let databases = databases::connectable();
         self.tidy(&databases);
+        self.report_failing(&databases);
         let now = shmem::monotonic_now();
         if self.is_starting(now) {
             return LOOK_AGAIN;
@@ -264,6 +270,37 @@ impl Launcher {
         });
     }
 
+    /// A worker that ends before it is at work can tell nobody that nothing is delivered.
+    fn report_failing(&mut self, databases: &[Database]) {
+        for database in databases {
+            let seen = shmem::read(|registry| {
+                let slot = registry.slot(database.oid)?;
+                Some((
+                    slot.failures,
+                    slot.worker_pid,
+                    slot.at_work_since,
+                    slot.last_error,
+                ))
+            });
+            match seen {
+                Some((failures, 0, None, last_error)) if failures >= FAILURES_TO_TELL => {
+                    if self.said_failing.insert(database.oid) {
+                        report_failing(database, failures, last_error.to_option());
+                    }
+                }
+                Some((0, _, Some(_), _)) if self.said_failing.remove(&database.oid) => {
+                    log!(
+                        "webhooks are delivered again in database \"{}\"",
+                        database.name
+                    );
+                }
+                _ => {}
+            }
+        }
+        self.said_failing
+            .retain(|oid| databases.iter().any(|database| database.oid == *oid));
+    }
+
     fn report_shortage(&mut self, now: Duration) {
         let since = *self.short_since.get_or_insert(now);
         if self.said_shortage || now.saturating_sub(since) < SHORTAGE {
@@ -344,6 +381,18 @@ impl Drop for Start {
         // SAFETY: the server has made it by palloc, and nobody else has it.
         unsafe { pg_sys::pfree(self.handle.cast()) };
     }
+}
+
+fn report_failing(database: &Database, failures: u32, last_error: Option<String>) {
+    notice::warn_with_detail(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!(
+            "no webhook is delivered in database \"{}\": its worker has ended {failures} times in a row",
+            database.name
+        ),
+        &last_error.unwrap_or_else(|| "The worker could not say why.".to_owned()),
+        "Lines of the worker above this one say more. The launcher tries again, at least once a minute.",
+    );
 }
 
 /// Said once, and looked at again each time.

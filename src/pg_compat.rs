@@ -1,6 +1,7 @@
 //! What differs between the versions of PostgreSQL.
 
 use pgrx::pg_sys;
+use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -229,5 +230,20 @@ pub unsafe fn attributes<'a>(
             (*description).compact_attrs.as_ptr().add(count).cast(),
             count,
         );
+    }
+}
+
+/// What pg_stat_activity shows of a worker, beside its application_name.
+pub fn report_activity(is_idle: bool, state: &str, in_flight: i32) {
+    let activity = CString::new(format!(
+        "delivering webhooks: {state}, {in_flight} in flight"
+    ));
+    let backend_state = match is_idle {
+        true => pg_sys::BackendState::STATE_IDLE,
+        false => pg_sys::BackendState::STATE_RUNNING,
+    };
+    // SAFETY: main thread, and the text outlives the call, which copies it.
+    unsafe {
+        pg_sys::pgstat_report_activity(backend_state, activity.unwrap_or_default().as_ptr());
     }
 }

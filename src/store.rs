@@ -107,6 +107,7 @@ pub fn flush_statistics() {
 /// What the session relies on, whatever the server or the database has set.
 pub fn prepare_session() {
     const SETTINGS: &[(&CStr, &CStr)] = &[
+        (c"application_name", c"webhook worker"),
         (c"search_path", c"pg_catalog, pg_temp"),
         (c"default_transaction_isolation", c"read committed"),
         (c"default_transaction_deferrable", c"off"),

@@ -432,7 +432,18 @@ impl Worker {
         let in_flight = i32::try_from(self.engine.in_flight()).unwrap_or(i32::MAX);
         let report = (state, in_flight, in_flight == 0 && pause > SHORT);
         let last = self.reported.replace(report);
+        let last_state = last.map_or(State::Running, |(state, _, _)| state);
+        if last_state != state {
+            log!(
+                "webhook worker for database \"{}\" is {}{}{reason}",
+                self.name,
+                state.as_str(),
+                if reason.is_empty() { "" } else { ": " }
+            );
+        }
         if last != Some(report) {
+            let (_, _, is_idle) = report;
+            pg_compat::report_activity(is_idle, state.as_str(), in_flight);
             say(self.database, |slot| {
                 slot.say(state, reason);
                 (_, slot.in_flight, slot.is_idle) = report;

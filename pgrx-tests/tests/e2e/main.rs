@@ -36,6 +36,7 @@ mod expiry;
 mod filters;
 mod formats;
 mod harness;
+mod health;
 mod hostile;
 mod idempotency;
 mod jit;
