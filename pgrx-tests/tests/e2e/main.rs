@@ -62,6 +62,7 @@ mod preview;
 mod privileges;
 mod probe;
 mod reasons;
+mod recipes;
 mod recipients;
 mod recovery;
 mod redaction;
