@@ -134,6 +134,7 @@ CREATE OR REPLACE FUNCTION webhook.sender_settings() RETURNS jsonb
 BEGIN
     RETURN jsonb_build_object(
         'enabled', webhook.setting('enabled')::boolean,
+        'rings', webhook.is_preloaded(),
         'poll_interval_ms', (extract(epoch FROM webhook.setting('poll_interval')::interval) * 1000)::bigint,
         'stale_after_ms', (extract(epoch FROM webhook.setting('stale_after')::interval) * 1000)::bigint,
         'allow_networks', webhook.setting('allow_networks'), 'deny_networks', webhook.setting('deny_networks'),

@@ -23,6 +23,9 @@ use crate::options::Options;
 use crate::session::Session;
 use crate::settings::Settings;
 
+/// How often it looks by itself: while it is idle, and while something is in flight.
+const LOOK_WHILE_IDLE: Duration = Duration::from_millis(100);
+const LOOK_WHILE_BUSY: Duration = Duration::from_millis(20);
 const SETTINGS_EVERY: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -220,6 +223,7 @@ impl Relay<'_> {
             examined.database,
         );
         let mut next_settings = Instant::now() + SETTINGS_EVERY;
+        let mut last_look = Instant::now();
         loop {
             if self.is_stopped() {
                 self.stop(&mut engine, &outcomes);
@@ -246,12 +250,20 @@ impl Relay<'_> {
                     settings = read;
                 }
             }
+            if !settings.rings && next_look(last_look, engine.in_flight()).is_zero() {
+                engine.rung();
+                last_look = Instant::now();
+            }
             engine.hold((!settings.enabled).then_some(Hold::Claiming));
             let turned = engine.turn();
             engine.take_notices().into_iter().for_each(log::tell);
             match turned {
                 Ok(pause) => {
                     self.tell_health(&engine, &settings);
+                    let pause = match settings.rings || engine.trouble().is_some() {
+                        true => pause,
+                        false => pause.min(next_look(last_look, engine.in_flight())),
+                    };
                     self.wait(&mut engine, &outcomes, pause);
                 }
                 Err(End::Replaced) => {
@@ -352,6 +364,15 @@ async fn readable(outcomes: &UnixStream) {
             return;
         }
     }
+}
+
+/// Where nobody rings: the time until it looks for something new.
+fn next_look(last: Instant, in_flight: usize) -> Duration {
+    let every = match in_flight {
+        0 => LOOK_WHILE_IDLE,
+        _ => LOOK_WHILE_BUSY,
+    };
+    every.saturating_sub(last.elapsed())
 }
 
 fn host_name() -> Option<String> {

@@ -12,6 +12,8 @@ use crate::session::Session;
 #[derive(PartialEq)]
 pub struct Settings {
     pub enabled: bool,
+    /// Whether the worker of the server tells of commits.
+    pub rings: bool,
     pub poll_interval: Duration,
     pub stale_after: Duration,
     /// Where the database lets anything be sent.
@@ -31,6 +33,7 @@ impl Settings {
         };
         Ok(Settings {
             enabled: settings["enabled"].as_bool().unwrap_or(false),
+            rings: settings["rings"].as_bool().unwrap_or(false),
             poll_interval: time("poll_interval_ms")?,
             stale_after: time("stale_after_ms")?,
             // What cannot be read allows nothing.
