@@ -21,6 +21,11 @@ BEGIN
                   DETAIL = pg_catalog.format('The encoding of this database is %s, and payloads are sent as UTF-8.', pg_catalog.getdatabaseencoding()),
                   HINT = 'CREATE DATABASE .. TEMPLATE template0 ENCODING ''UTF8'', and create the extension there.';
     END IF;
+    IF pg_catalog.to_regprocedure('webhook.portable_version()') IS NOT NULL THEN
+        RAISE EXCEPTION 'this database has webhook without the library already' USING ERRCODE = 'duplicate_object',
+            DETAIL = 'webhook-relay install has made it.',
+            HINT = 'webhook-relay uninstall removes it; endpoints and events go with it.';
+    END IF;
 END $$;
 
 CREATE SCHEMA webhook;

@@ -2,7 +2,12 @@
 -- all that follow.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
--- What SQL asks of the shared library.
+-- What SQL asks of the shared library, and of the extension that it is in. sql/portable/01_native.sql has the same functions
+-- for a database without either.
+
+CREATE OR REPLACE FUNCTION webhook.is_portable() RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN false;
 
 -- A new event id: UUID version 7, ordered by time.
 CREATE OR REPLACE FUNCTION webhook.new_id() RETURNS uuid
@@ -116,13 +121,46 @@ CREATE OR REPLACE FUNCTION webhook.worker_report(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'worker_report_wrapper';
 
--- The protocol between this SQL and the programs that call it. It is another number where a call that they make has changed, and
--- a program that does not speak it delivers nothing and says so (src/protocol.rs).
-CREATE OR REPLACE FUNCTION webhook.protocol() RETURNS int
-    LANGUAGE sql IMMUTABLE
-    RETURN 1;
-
 -- Asked by a procedure that commits, before anything else: refuses where it cannot, and says what to do.
 CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';
+
+-- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
+-- AFTER, for each row or for each statement. A statement gives its rows in transition tables, of any name; without them, as
+-- after TRUNCATE, it is one event without rows.
+CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
+    LANGUAGE c
+    AS 'MODULE_PATHNAME', 'webhook_trigger';
+
+-- The routines of the extension, wherever they are.
+CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT p.oid, p.proname FROM pg_extension x
+        JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND d.deptype = 'e'
+        JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+        WHERE x.extname = 'webhook';
+    END;
+
+-- The schema of the functions that people call.
+CREATE OR REPLACE FUNCTION webhook.home() RETURNS regnamespace
+    LANGUAGE sql STABLE
+    RETURN (SELECT x.extnamespace::regnamespace FROM pg_extension x WHERE x.extname = 'webhook');
+
+-- Whether this transaction has made the routine a member of the extension, be it after a savepoint, whose xmin is younger; to
+-- replace a function leaves its row of pg_depend as it was.
+CREATE OR REPLACE FUNCTION webhook.is_new(routine oid) RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN EXISTS (SELECT FROM pg_depend d
+                   WHERE d.classid = 'pg_proc'::regclass AND d.objid = routine AND d.deptype = 'e' AND age(d.xmin) <= 0);
+
+-- A setting as somebody has set it, by its name without "webhook."; null where nobody has.
+CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN current_setting('webhook.' || name, true);
+
+-- What tells this server from one that a dump was restored to. No dump carries the id of an installation.
+CREATE OR REPLACE FUNCTION webhook.server_mark() RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN '';

@@ -45,16 +45,12 @@ CREATE OR REPLACE FUNCTION webhook.origin() RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN left(encode(sha256(convert_to(
-        concat(i.id, '/', d.oid, '/', webhook.setting('site')), 'UTF8')), 'hex'), 32)
+        concat(i.id, '/', d.oid, '/', webhook.setting('site'), webhook.server_mark()), 'UTF8')), 'hex'), 32)
     FROM webhook.installation() i, pg_database d WHERE d.datname = current_database();
 END $$;
 
--- The routines of the extension, wherever they are.
-CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
-    LANGUAGE sql STABLE
-    BEGIN ATOMIC
-        SELECT p.oid, p.proname FROM pg_extension x
-        JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND d.deptype = 'e'
-        JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
-        WHERE x.extname = 'webhook';
-    END;
+-- The protocol between this SQL and the programs that call it. It is another number where a call that they make has changed, and
+-- a program that does not speak it delivers nothing and says so (src/protocol.rs).
+CREATE OR REPLACE FUNCTION webhook.protocol() RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN 1;

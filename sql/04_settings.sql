@@ -1,10 +1,10 @@
 -- Settings, as SQL reads them.
 
 -- A setting of ours by its name without "webhook."; the one reader, so that a session without the library goes by the same
--- defaults as the library (src/settings.rs). Inlined where it is called: it costs what current_setting() does.
+-- defaults as the library (src/settings.rs). Inlined where it is called: with the library it costs what current_setting() does.
 CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN coalesce(current_setting('webhook.' || name, true), CASE name
+    RETURN coalesce(webhook.configured(name), CASE name
         WHEN 'enabled' THEN 'on'
         WHEN 'site' THEN ''
         WHEN 'allow_networks' THEN ''

@@ -6,6 +6,9 @@
 -- as JSON. Whoever writes the table needs no right of ours: webhook_trigger() makes JSON of the rows with the writer's rights,
 -- and then calls the functions below with those of the extension's owner (src/capture.rs says how).
 --
+-- Without the library the triggers all run for each row, with the rights of the writer, who needs the level emit
+-- (sql/portable/01_native.sql).
+--
 -- webhook_watch() itself, all the way down, has the rights of its caller: it executes a condition that is the caller's text.
 
 -- The arrays of a batch go together; those of keys and tenants are null where no event has one. The keys are made of values of
@@ -59,13 +62,6 @@ EXCEPTION
         END IF;
 END $$;
 
--- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
--- AFTER, for each row or for each statement. A statement gives its rows in transition tables, of any name; without them, as
--- after TRUNCATE, it is one event without rows.
-CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
-    LANGUAGE c
-    AS 'MODULE_PATHNAME', 'webhook_trigger';
-
 -- By membership and not by name: the owner of the schema that the extension is in may rename it and make another.
 CREATE OR REPLACE FUNCTION webhook.trigger_function() RETURNS regproc
     LANGUAGE sql STABLE
@@ -88,7 +84,7 @@ CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF
     END;
 
 -- What may be watched: a table that emitting does not write, with all its parts.
-CREATE OR REPLACE FUNCTION webhook.require_watchable(target regclass, condition text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_watchable(target regclass, is_by_row boolean) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     watched record;
@@ -115,14 +111,16 @@ BEGIN
         SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.inhrelid
     )
     SELECT c.oid::regclass AS name, c.relkind INTO part FROM below JOIN pg_class c ON c.oid = below.inhrelid
-    WHERE c.relkind = 'f' OR (condition IS NOT NULL AND watched.relkind = 'r')
+    WHERE c.relkind = 'f' OR (is_by_row AND watched.relkind = 'r')
     ORDER BY c.relkind = 'f' DESC LIMIT 1;
     IF part.relkind = 'f' THEN
         RAISE EXCEPTION '"%" cannot be watched', target USING ERRCODE = 'wrong_object_type',
             DETAIL = format('"%s" is a part of it and a foreign table, whose rows a statement would not show to its triggers.', part.name),
             HINT = 'Watch the parts that are not foreign, each by itself.';
     ELSIF part.name IS NOT NULL THEN
-        RAISE EXCEPTION '"%" cannot be watched with a condition', target USING ERRCODE = 'wrong_object_type',
+        RAISE EXCEPTION '"%" cannot be watched %', target,
+            CASE WHEN webhook.is_portable() THEN 'without the library' ELSE 'with a condition' END
+            USING ERRCODE = 'wrong_object_type',
             DETAIL = format('"%s" inherits from it, and row triggers of a table do not see rows of its children.', part.name),
             HINT = 'Watch each of them by itself, with reported_as where they are to report one name.';
     END IF;
@@ -137,7 +135,7 @@ BEGIN
     SELECT t.tgrelid INTO whole FROM above JOIN pg_trigger t ON t.oid = above.tgparentid WHERE t.tgparentid = 0 LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '"%" is watched already', target USING ERRCODE = 'duplicate_object',
-            DETAIL = format('It is a partition of "%s", which is watched with a condition, by row triggers of every partition.', whole),
+            DETAIL = format('It is a partition of "%s", which is watched by row triggers of every partition.', whole),
             HINT = format('SELECT webhook_unwatch(%L) ends that.', whole);
     END IF;
 END $$;
@@ -227,11 +225,13 @@ CREATE OR REPLACE FUNCTION webhook.watch_commands(
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    -- Statement triggers take the library.
+    is_by_row CONSTANT boolean := condition IS NOT NULL OR webhook.is_portable();
     options jsonb;
     table_name text;
     uncaptured text;
 BEGIN
-    PERFORM webhook.require_watchable(target, condition);
+    PERFORM webhook.require_watchable(target, is_by_row);
     PERFORM webhook.require_watch(target, prefix, operations, changed, include, exclude, condition, ordering_key, coalesce_key,
                                   on_error, tenant_column);
     SELECT string_agg(format('"%s"', named), ', ') INTO uncaptured FROM unnest(webhook.virtual_columns(target)) AS named
@@ -240,11 +240,16 @@ BEGIN
         RAISE NOTICE 'events of "%" do not show virtual generated columns: %', target, uncaptured
             USING HINT = 'A trigger sees no values of them. Make them STORED, or name them in exclude.';
     END IF;
+    IF webhook.is_portable() THEN
+        RAISE NOTICE 'roles that write "%" need the level emit', target
+            USING DETAIL = 'Without the library the events of a change are emitted with the rights of whoever makes it.',
+                  HINT = 'SELECT webhook_grant(.., ''emit'') gives it to each of them.';
+    END IF;
 
     options := jsonb_strip_nulls(jsonb_build_object(
             'include', include, 'exclude', exclude, 'ordering_key', ordering_key, 'coalesce_key', coalesce_key,
             'tenant_column', tenant_column, 'on_error', nullif(on_error, 'raise'), 'condition', condition))
-        || webhook.reported_name(target, reported_as, condition IS NOT NULL);
+        || webhook.reported_name(target, reported_as, is_by_row);
     -- With its schema always: the commands are executed with another search_path.
     SELECT format('%I.%I', n.nspname, c.relname) INTO table_name
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = target;
@@ -252,9 +257,10 @@ BEGIN
     RETURN QUERY
     WITH wanted AS (
         SELECT o.name, 'webhook_' || o.name AS trigger_name, prefix || '.' || o.outcome AS event_type,
-               CASE WHEN condition IS NULL THEN o.old_rows END AS old_rows,
-               CASE WHEN condition IS NULL THEN o.new_rows END AS new_rows,
-               o.bit + (condition IS NOT NULL)::int AS kind,
+               CASE WHEN NOT is_by_row THEN o.old_rows END AS old_rows,
+               CASE WHEN NOT is_by_row THEN o.new_rows END AS new_rows,
+               is_by_row AND o.name <> 'truncate' AS is_by_row,
+               o.bit + (is_by_row AND o.name <> 'truncate')::int AS kind,
                (options || CASE WHEN o.name = 'update' AND changed IS NOT NULL THEN jsonb_build_object('changed', changed)
                                 ELSE '{}' END)::text AS options
         FROM (VALUES ('insert', 'created', 4, NULL, 'new_rows'), ('update', 'updated', 16, 'old_rows', 'new_rows'),
@@ -276,8 +282,9 @@ BEGIN
             format('CREATE TRIGGER %I AFTER %s ON %s', w.trigger_name, w.name, table_name),
             CASE WHEN coalesce(w.old_rows, w.new_rows) IS NOT NULL THEN 'REFERENCING' END,
             'OLD TABLE AS ' || w.old_rows, 'NEW TABLE AS ' || w.new_rows,
+            CASE WHEN w.is_by_row THEN 'FOR EACH ROW' ELSE 'FOR EACH STATEMENT' END,
             -- The line ends a comment in it.
-            CASE WHEN condition IS NULL THEN 'FOR EACH STATEMENT' ELSE format(E'FOR EACH ROW WHEN (%s\n)', condition) END,
+            CASE WHEN condition IS NOT NULL THEN format(E'WHEN (%s\n)', condition) END,
             format('EXECUTE FUNCTION %s(%L, %L)', webhook.trigger_function(), w.event_type, w.options))
         FROM wanted w WHERE w.trigger_name NOT IN (SELECT k.tgname FROM kept k)
     )

@@ -1,9 +1,10 @@
 -- What a person sees first.
 
--- A physical copy cannot be told from a failover: it sends, unless it has a site of another name.
+-- A physical copy cannot be told from a failover: it sends, unless it has a site of another name. Without the library it has no
+-- sender until somebody starts a relay for it, and the site is a row that is copied too.
 CREATE OR REPLACE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN webhook.setting('site') = '' AND EXISTS (SELECT FROM webhook.endpoint);
+    RETURN webhook.setting('site') = '' AND NOT webhook.is_portable() AND EXISTS (SELECT FROM webhook.endpoint);
 
 -- What a sender looks at every few seconds: endpoints of another installation, whether a copy of this server would send too, and
 -- the longest that a request may take.
@@ -27,7 +28,12 @@ BEGIN
     INTO pid, state, reason, in_flight, last_error, last_error_at
     FROM webhook.worker_report() w;
 
-    IF NOT webhook.is_preloaded() THEN
+    IF webhook.is_portable() THEN
+        worker_state.state := CASE WHEN NOT webhook.setting('enabled')::boolean THEN 'disabled'
+                                   WHEN cardinality(webhook.living_senders()) > 0 THEN 'running' ELSE 'no relay' END;
+        worker_state.reason := CASE worker_state.state WHEN 'disabled' THEN 'webhook.enabled is off'
+                                                       WHEN 'no relay' THEN 'start webhook-relay run for this database' END;
+    ELSIF NOT webhook.is_preloaded() THEN
         worker_state.state := 'not preloaded';
         worker_state.reason := 'add webhook to shared_preload_libraries in postgresql.conf and restart the server';
     ELSIF to_regrole('webhook_owner') IS NULL THEN
@@ -37,7 +43,9 @@ BEGIN
         worker_state.state := 'no worker';
         worker_state.reason := CASE WHEN pg_is_in_recovery() THEN 'this server is a standby; its primary delivers'
                                     ELSE 'none has been started for this database yet; the log of the server may say why' END;
-    ELSIF worker_state.state = 'running' AND foreign_count > 0 THEN
+    END IF;
+
+    IF worker_state.state = 'running' AND foreign_count > 0 THEN
         worker_state.state := 'held';
         worker_state.reason := format(
             '%s of %s endpoints belong to another installation (a restored or copied database?); SELECT webhook_adopt() takes them over',
@@ -133,7 +141,7 @@ BEGIN
     CROSS JOIN LATERAL webhook.senders_at_work(coalesce(w.in_flight, 0)) at_work
     -- Where relays deliver, nobody misses the worker.
     CROSS JOIN LATERAL (SELECT NOT at_work.senders @> '[{"kind": "worker"}]' AND at_work.senders @> '[{"kind": "relay"}]'
-                               AND webhook.foreign_endpoints() = 0 AS instead) relayed
+                               AND webhook.foreign_endpoints() = 0 AND w.state IS DISTINCT FROM 'disabled' AS instead) relayed
     CROSS JOIN LATERAL (SELECT CASE WHEN relayed.instead THEN 'running' ELSE w.state END AS state,
                                CASE WHEN NOT relayed.instead THEN w.reason END AS reason) said
     CROSS JOIN LATERAL (

@@ -21,7 +21,7 @@ BEGIN
         RETURN NEXT format('Delivery is held: %s.', worker.reason);
     ELSIF worker.state <> 'running' THEN
         RETURN NEXT format('Nothing is delivered now: %s%s. SELECT * FROM webhook_status() shows more.',
-                           CASE worker.state WHEN 'no worker' THEN 'there is no worker' ELSE 'the worker is ' || worker.state END,
+                           CASE WHEN worker.state LIKE 'no %' THEN 'there is ' || worker.state ELSE 'the worker is ' || worker.state END,
                            ' (' || worker.reason || ')');
     END IF;
 END $$;

@@ -31,6 +31,8 @@ BEGIN
     FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine LEFT JOIN webhook.api() a
          ON a.name = m.name AND a.kind IN ('function', 'procedure', 'part')
     WHERE a.level = privileges.level
+       -- Whoever writes a watched table calls these.
+       OR (privileges.level = 'emit' AND webhook.is_portable() AND m.name LIKE 'capture%')
        OR (privileges.level = 'admin' AND a.level IS DISTINCT FROM 'superuser' AND m.name <> ALL (of_the_owner)
            AND p.prorettype <> 'trigger'::regtype);
 
@@ -80,7 +82,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.api_schema(OUT schema regnamespace, OUT is_ours_alone boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    SELECT x.extnamespace INTO schema FROM pg_extension x WHERE x.extname = 'webhook';
+    schema := webhook.home();
     is_ours_alone := NOT EXISTS (
         SELECT FROM pg_depend d
         WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = schema AND d.deptype = 'n'
@@ -88,7 +90,8 @@ BEGIN
           AND NOT (d.classid = 'pg_proc'::regclass AND d.objid IN (SELECT m.routine FROM webhook.members() m)));
 END $$;
 
--- With its caller's rights: only a superuser can give what is webhook_owner's.
+-- With its caller's rights: only a superuser can give what is webhook_owner's. Without the library it has the owner's rights
+-- instead (sql/portable/90_ownership.sql).
 CREATE OR REPLACE FUNCTION webhook.grant_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

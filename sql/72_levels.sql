@@ -1,8 +1,7 @@
 -- For an upgrade: gives every role what its levels have gained.
 --
 -- A role of the level may execute every function of it that is not new: a role that was denied one by hand gets no
--- more. A function is new if this transaction has made it a member of the extension, be it after a savepoint, whose
--- xmin is younger; to replace a function leaves its row of pg_depend as it was.
+-- more.
 CREATE OR REPLACE FUNCTION webhook.renew_levels() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -14,8 +13,7 @@ BEGIN
             FROM webhook.api() a
             JOIN webhook.members() m USING (name)
             JOIN pg_proc p ON p.oid = m.routine
-            JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
-            WHERE a.kind IN ('function', 'procedure') AND age(d.xmin) > 0
+            WHERE a.kind IN ('function', 'procedure') AND NOT webhook.is_new(p.oid)
         )
         SELECT e.level, r.rolname
         FROM earlier e

@@ -41,3 +41,19 @@ BEGIN
             FROM unnest('{seqscan, bitmapscan, nestloop, hashjoin, mergejoin, sort, material}'::text[]) AS way);
     END LOOP;
 END $$;
+
+-- Compiling takes a hundred times as long as our statements do, and a session that has jit on would have them compiled where a
+-- plan's cost is estimated high, as that of a plan is which has to do what enable_seqscan and the like discourage. Not for
+-- webhook.emit(): its plans cost next to nothing, and a SET would cost more.
+DO $$
+DECLARE
+    ours record;
+BEGIN
+    FOR ours IN
+        SELECT p.oid::regprocedure AS name
+        FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+        WHERE p.prosecdef AND 'jit=off' <> ALL (coalesce(p.proconfig, '{}')) AND p.proname <> 'emit'
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET jit = off', ours.name);
+    END LOOP;
+END $$;

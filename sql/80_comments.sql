@@ -45,6 +45,7 @@ COMMENT ON ROUTINE webhook.check_secret IS
 COMMENT ON ROUTINE webhook.close_breaker IS
     'Closes a breaker now, by a person: waiting retries are due at once.';
 COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed.';
+COMMENT ON ROUTINE webhook.configured IS 'A setting as somebody has set it; null where nobody has.';
 COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker to its next probe.';
 COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
 COMMENT ON ROUTINE webhook.count_figures IS 'Adds counts to webhook.stat.';
@@ -92,6 +93,7 @@ COMMENT ON ROUTINE webhook.installation IS
 COMMENT ON ROUTINE webhook.is_at_rest IS 'Whether a success changes nothing of a breaker.';
 COMMENT ON ROUTINE webhook.is_endpoint_reason IS 'Whether a text is a reason code of endpoints.';
 COMMENT ON ROUTINE webhook.is_histogram IS 'Whether JSON has classes of latency and numbers.';
+COMMENT ON ROUTINE webhook.is_new IS 'Whether a routine was made by the current transaction.';
 COMMENT ON ROUTINE webhook.is_sender_alive IS 'Whether the session of this sender lasts.';
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
@@ -211,6 +213,8 @@ COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: lets every session forget
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
 COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, as people are told of them.';
+COMMENT ON ROUTINE webhook.server_mark IS
+    'What tells this server from one that a dump was restored to.';
 COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
 COMMENT ON ROUTINE webhook.set_followers_aside IS
     'Sets deliveries aside that wait for the turn of their ordering key, and returns the others.';

@@ -73,21 +73,3 @@ BEGIN
         END IF;
     END LOOP;
 END $$;
-
--- Compiling takes a hundred times as long as our statements do, and a session that has jit on would have them compiled where a
--- plan's cost is estimated high, as that of a plan is which has to do what enable_seqscan and the like discourage. Not for
--- webhook.emit(): its plans cost next to nothing, and a SET would cost more.
-DO $$
-DECLARE
-    ours record;
-BEGIN
-    FOR ours IN
-        SELECT p.oid::regprocedure AS name
-        FROM pg_depend d
-        JOIN pg_extension x ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = x.oid AND x.extname = 'webhook'
-        JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid AND d.deptype = 'e'
-        WHERE p.prosecdef AND 'jit=off' <> ALL (coalesce(p.proconfig, '{}')) AND p.proname <> 'emit'
-    LOOP
-        EXECUTE format('ALTER FUNCTION %s SET jit = off', ours.name);
-    END LOOP;
-END $$;

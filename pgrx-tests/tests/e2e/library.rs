@@ -61,11 +61,18 @@ fn one_function_reads_the_settings_and_only_those_that_there_are() {
         "SELECT array_agg(substr(name, 9) ORDER BY substr(name, 9)) FROM pg_settings WHERE name LIKE 'webhook.%'",
     );
     assert_eq!(defaults, settings);
-    let readers: Vec<String> = database.query_one_value(
-        "SELECT array_agg(p.proname::text) FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
-         WHERE p.prokind <> 'a' AND pg_get_functiondef(p.oid) ~ '(current_setting|set_config)[^;]*webhook[.]'",
+    let functions_with = |text: &str| -> Vec<String> {
+        database.query_one_value(&format!(
+            "SELECT array_agg(p.proname::text) FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
+             WHERE p.prokind <> 'a' AND pg_get_functiondef(p.oid) ~ '{text}'"
+        ))
+    };
+    let readers = functions_with("(current_setting|set_config)[^;]*webhook[.]");
+    assert_eq!(readers, ["configured"]);
+    assert_eq!(
+        functions_with(r"webhook[.]configured\((?!name text)"),
+        ["setting"]
     );
-    assert_eq!(readers, ["setting"]);
     let unknown: Vec<String> = database.query_one_value(
         "SELECT coalesce(array_agg(DISTINCT named[1]), '{}')
          FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine
