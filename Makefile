@@ -48,6 +48,8 @@ relay: ## compile webhook-relay, which delivers from another machine
 # The extension as the server wants it: the files of sql/ in the order of their names, and the control file.
 EXTENSION := $(TARGET)/extension
 SCRIPT := $(sort $(wildcard sql/*.sql))
+# What webhook-relay install executes: files of sql/portable/ in the place of those of the same name.
+PORTABLE := $(foreach file,$(SCRIPT),$(or $(wildcard sql/portable/$(notdir $(file))),$(file)))
 REPLACEABLE := $(filter-out sql/00_tables.sql,$(SCRIPT))
 MIGRATIONS := $(shell ls sql/migrations/*.sql 2>/dev/null | sort -V)
 
@@ -100,6 +102,8 @@ lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on th
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	@echo "pgspot on the install script"
 	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
+		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
+	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(PORTABLE) >$(TARGET)/pgspot.txt 2>&1 || \
 		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
 
 unit: ## tests of the crates delivery, engine and relay, without PostgreSQL

@@ -79,10 +79,16 @@ const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take
 const RING: &str = "SELECT webhook.ring()";
 const RELEASE_SHARES: &str = "SELECT webhook.release_shares($1, $2)";
 /// The function is looked up in the catalog first: what is not there cannot be called.
+/// The extension; or the schema that webhook-relay has made, if it belongs to a role that no client can be.
 const EXAMINE: &str = "
     SELECT x.oid::pg_catalog.text, pg_catalog.current_database()::pg_catalog.text,
            pg_catalog.to_regprocedure('webhook.protocol()') IS NOT NULL
-    FROM pg_catalog.pg_extension x WHERE x.extname = 'webhook'";
+    FROM (SELECT x.oid FROM pg_catalog.pg_extension x WHERE x.extname = 'webhook'
+          UNION ALL
+          SELECT n.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+          WHERE n.nspname = 'webhook' AND (NOT r.rolcanlogin OR r.rolconnlimit = 0)
+            AND pg_catalog.to_regprocedure('webhook.portable_version()') IS NOT NULL) x
+    LIMIT 1";
 const PROTOCOL: &str = "SELECT webhook.protocol()";
 const SURVEY: &str =
     "SELECT foreign_endpoints, is_without_site, longest_request_seconds FROM webhook.survey()";

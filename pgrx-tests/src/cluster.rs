@@ -14,6 +14,7 @@ use postgres::{Client, Config, NoTls};
 
 use crate::database::Database;
 use crate::directory::ServerDirectory;
+use crate::host::{self, Host};
 use crate::log::ServerLog;
 use crate::own_scripts::Installation;
 use crate::process::{Process, complete, unprivileged};
@@ -79,6 +80,7 @@ fn directory(variable: &str, option: &str) -> PathBuf {
 static SHARED: OnceLock<Cluster> = OnceLock::new();
 static IDLE: OnceLock<Cluster> = OnceLock::new();
 static RELAYED: OnceLock<Cluster> = OnceLock::new();
+static PORTABLE: OnceLock<Cluster> = OnceLock::new();
 
 pub struct Cluster {
     programs: PathBuf,
@@ -238,7 +240,12 @@ impl Cluster {
     pub fn shared() -> &'static Cluster {
         SHARED.get_or_init(|| {
             remove_shared_at_exit();
-            Cluster::builder().setting(NEVER_CRASHES).start()
+            let shared = Cluster::builder().setting(NEVER_CRASHES);
+            match Host::current() {
+                Host::Server => shared.start(),
+                Host::Relay => shared.setting("webhook.max_in_flight = 0").start(),
+                Host::Portable => shared.without_preload().start(),
+            }
         })
     }
 
@@ -260,11 +267,24 @@ impl Cluster {
         })
     }
 
-    /// A new database with the extension and its test policy.
+    /// The same for tests of databases that have webhook without the library.
+    pub fn portable() -> &'static Cluster {
+        PORTABLE.get_or_init(|| {
+            remove_shared_at_exit();
+            let portable = Cluster::builder().without_preload();
+            portable.setting(NEVER_CRASHES).start()
+        })
+    }
+
+    /// A new database with the extension and its test policy; in the shared cluster with the host's sender.
     pub fn database(&self, prefix: &str) -> Database {
         if self.is_shared() {
             self.has_template.get_or_init(|| self.make_template());
-            return self.new_database(prefix, &format!("TEMPLATE {TEMPLATE}"));
+            let mut database = self.new_database(prefix, &format!("TEMPLATE {TEMPLATE}"));
+            if self.host() != Host::Server {
+                database.deliver_by(host::start_relay(self, &database));
+            }
+            return database;
         }
         let database = self.plain_database(prefix);
         database.create_extension();
@@ -286,7 +306,22 @@ impl Cluster {
         let made = self.connect("postgres").batch_execute(&make);
         made.unwrap_or_else(|error| panic!("{make}: {error:?}"));
         let template = ManuallyDrop::new(self.existing_database(TEMPLATE));
-        template.create_extension();
+        match self.host() {
+            Host::Portable => host::install_portable(self, &template),
+            Host::Server | Host::Relay => template.create_extension(),
+        }
+        if self.host() != Host::Server {
+            host::grant_relay_role(&template);
+        }
+    }
+
+    fn host(&self) -> Host {
+        let is = |cluster: &OnceLock<Cluster>| cluster.get().is_some_and(|c| ptr::eq(c, self));
+        match (is(&SHARED), is(&PORTABLE)) {
+            (true, _) => Host::current(),
+            (_, true) => Host::Portable,
+            _ => Host::Server,
+        }
     }
 
     /// A database that the test made by other means, such as a copy; dropped like the others.
@@ -452,7 +487,7 @@ impl Cluster {
     }
 
     fn is_shared(&self) -> bool {
-        let mut shared = [&SHARED, &IDLE, &RELAYED]
+        let mut shared = [&SHARED, &IDLE, &RELAYED, &PORTABLE]
             .into_iter()
             .filter_map(OnceLock::get);
         shared.any(|shared| ptr::eq(shared, self))
@@ -464,7 +499,7 @@ impl Cluster {
 }
 
 extern "C" fn remove_shared() {
-    for cluster in [&SHARED, &IDLE, &RELAYED]
+    for cluster in [&SHARED, &IDLE, &RELAYED, &PORTABLE]
         .into_iter()
         .filter_map(OnceLock::get)
     {

@@ -10,6 +10,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::log::ServerLog;
+use crate::relay::Relay;
 use crate::wait;
 
 /// Fails in milliseconds what the default policy fails in days, without a breaker, and at once what most of 4xx mean.
@@ -23,6 +24,8 @@ pub struct Database {
     config: Config,
     maintenance: Config,
     log_when_failed: Option<ServerLog>,
+    /// Where it is no worker of the server.
+    sender: Option<Relay>,
 }
 
 impl Database {
@@ -53,6 +56,7 @@ impl Database {
             config,
             maintenance,
             log_when_failed,
+            sender: None,
         }
     }
 
@@ -116,7 +120,15 @@ impl Database {
     /// Creates the extension and the policy `fast`: three attempts, 100 ms apart.
     pub fn create_extension(&self) {
         self.execute("CREATE EXTENSION webhook");
+        self.add_test_policy();
+    }
+
+    pub(crate) fn add_test_policy(&self) {
         self.execute(FAST_POLICY);
+    }
+
+    pub(crate) fn deliver_by(&mut self, relay: Relay) {
+        self.sender = Some(relay);
     }
 
     /// Returns the endpoint's secret. The address is `name` or `tenant/name`.
@@ -213,7 +225,11 @@ impl Drop for Database {
                 self.name,
                 log.last_lines()
             );
+            if let Some(relay) = &self.sender {
+                eprintln!("the log of its relay:\n{}", relay.log());
+            }
         }
+        self.sender = None;
         // The cluster may be gone already.
         if let Ok(mut client) = self.maintenance.connect(NoTls) {
             let _ = client.batch_execute(&format!("DROP DATABASE {} WITH (FORCE)", self.name));

@@ -4,13 +4,16 @@
 //! - `session` runs the engine's statements, over `tls` where the target wants it
 //! - `relay` is the life of the process: it finds the SQL, turns the engine, waits, reconnects and stops
 //! - `settings` are those of the database that count here too
+//! - `portable` makes the schema in a database without the library, by the statements of `script`
 //! - `log` and `health` tell people and machines how it is
 
 mod health;
 mod log;
 mod options;
 mod passfile;
+mod portable;
 mod relay;
+mod script;
 mod session;
 mod settings;
 mod target;
@@ -31,6 +34,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             Ok(())
         }
         Ok(Command::Run(options)) => relay::run(&options),
+        Ok(Command::Administer(order)) => portable::carry_out(&order),
         Err(problem) => {
             eprintln!("webhook-relay: {problem}");
             return ExitCode::from(2);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use webhook_delivery::{Network, RequireHttps};
 
+use crate::portable::{Action, Order};
 use crate::target::Target;
 
 const HELP: &str = "\
@@ -20,6 +21,18 @@ to relays; of several relays each serves its share of the endpoints
 
 Usage:
   webhook-relay run [OPTION]... [CONNECTION]
+  webhook-relay install [--owner ROLE] [CONNECTION]
+  webhook-relay upgrade [CONNECTION]
+  webhook-relay uninstall [--force] [CONNECTION]
+
+A database that allows no library, and has no superuser, gets the schema of
+the extension by install, which a role executes that owns the database;
+docs/portable.md says what is different there. The schema belongs to ROLE
+(default webhook_owner), a role that nobody works as. install makes the role
+if it may; else it changes nothing and prints the statements for somebody
+who may. upgrade makes it that of this program, and can be repeated.
+uninstall removes all of it; with --force also where deliveries wait, tables
+are watched, or other objects depend on it, which are dropped then.
 
 CONNECTION is a URI or a string of keywords, as psql takes it:
   postgresql://relay@db.example.com/shop?sslmode=verify-full
@@ -64,6 +77,7 @@ systemd it works with Type=notify.
 pub enum Command {
     /// A text to print.
     Tell(String),
+    Administer(Box<Order>),
     Run(Box<Options>),
 }
 
@@ -84,6 +98,9 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
     });
     match arguments.next().transpose()?.as_deref() {
         Some("run") => {}
+        Some("install") => return administration(Action::Install, arguments),
+        Some("upgrade") => return administration(Action::Upgrade, arguments),
+        Some("uninstall") => return administration(Action::Uninstall, arguments),
         Some("--help" | "-h" | "help") => return Ok(Command::Tell(HELP.trim_end().to_owned())),
         Some("--version" | "-V") => {
             return Ok(Command::Tell(
@@ -141,6 +158,49 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
         logs_json,
         network,
         ca_file,
+    })))
+}
+
+fn administration(
+    action: Action,
+    mut arguments: impl Iterator<Item = Result<String, String>>,
+) -> Result<Command, String> {
+    let mut connection = None;
+    let mut owner = None;
+    let mut force = false;
+    while let Some(argument) = arguments.next().transpose()? {
+        match argument.as_str() {
+            "--help" | "-h" => return Ok(Command::Tell(HELP.trim_end().to_owned())),
+            "--force" if action == Action::Uninstall => force = true,
+            "--owner" => {
+                let named = arguments.next().transpose()?;
+                owner = Some(named.ok_or("--owner needs the name of a role")?);
+            }
+            _ if argument.starts_with("--owner=") => {
+                owner = Some(argument["--owner=".len()..].to_owned())
+            }
+            _ if argument.starts_with("--") => {
+                return Err("there is no such option; try \"webhook-relay --help\"".into());
+            }
+            _ => {
+                if connection.replace(argument).is_some() {
+                    return Err("there is more than one connection string".into());
+                }
+            }
+        }
+    }
+    if owner
+        .as_ref()
+        .is_some_and(|owner| owner.is_empty() || owner.len() > 63)
+    {
+        return Err("--owner needs the name of a role, of 1 to 63 bytes".into());
+    }
+    let connection = connection.unwrap_or_default();
+    Ok(Command::Administer(Box::new(Order {
+        action,
+        target: Target::read(&connection, &|name| std::env::var(name).ok())?,
+        owner,
+        force,
     })))
 }
 
@@ -204,6 +264,14 @@ mod tests {
             &["run", "--grace", "long"],
             &["run", "--grace"],
             &["run", "--allow-networks", "10.0.0.1/8"],
+            &["install", "host=db password='hunter2"],
+            &["install", "--owner"],
+            &[
+                "install",
+                "--force",
+                "postgresql://relay:hunter2@db.example.com/shop",
+            ],
+            &["uninstall", "--password=hunter2"],
         ] {
             let problem = problem(arguments);
             assert!(!problem.contains('\n'), "{problem}");
@@ -224,6 +292,8 @@ mod tests {
             "log-format",
             "allow-networks",
             "ca-file",
+            "owner",
+            "force",
         ] {
             assert!(HELP.contains(&format!("--{option}")));
         }

@@ -228,7 +228,7 @@ fn refused(error: &Error, code: &str) -> Trouble {
 }
 
 /// The innermost error has no names of layers in it.
-fn described(error: &Error) -> String {
+pub fn described(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return error.message().to_owned();
     }

@@ -56,6 +56,7 @@ mod pausing;
 mod people_and_the_worker;
 mod plans;
 mod policies;
+mod portable;
 mod positions;
 mod presets;
 mod preview;

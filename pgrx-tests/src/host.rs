@@ -1,0 +1,70 @@
+//! Which host of the engine delivers in the databases of the shared cluster: WEBHOOK_TEST_HOST is `server` (default), `relay`
+//! or `portable`. Clusters of a test's own are servers' whatever it says.
+
+use std::env;
+use std::path::PathBuf;
+
+use crate::cluster::Cluster;
+use crate::database::Database;
+use crate::process::{complete, unprivileged};
+use crate::relay::Relay;
+
+/// Has the level `relay` in every database of a cluster where relays deliver, and no other.
+pub const RELAY_ROLE: &str = "relay_of_tests";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Host {
+    /// The worker of the server.
+    Server,
+    /// A relay, beside a worker that leaves delivery to it.
+    Relay,
+    /// A relay, of a server without the library.
+    Portable,
+}
+
+impl Host {
+    pub fn current() -> Host {
+        match env::var("WEBHOOK_TEST_HOST").as_deref() {
+            Err(_) | Ok("" | "server") => Host::Server,
+            Ok("relay") => Host::Relay,
+            Ok("portable") => Host::Portable,
+            Ok(other) => panic!("WEBHOOK_TEST_HOST is server, relay or portable, not {other:?}"),
+        }
+    }
+}
+
+/// `webhook-relay`, as cargo has built it beside this program.
+pub fn relay_program() -> String {
+    let this = env::current_exe().expect("a program knows its path");
+    let folders = this.ancestors().skip(1).take(2);
+    let mut places = folders.map(|folder| folder.join("relay"));
+    let found: Option<PathBuf> = places.find(|place| place.is_file());
+    let found = found.expect("cargo builds the program `relay` of this package");
+    found.to_string_lossy().into_owned()
+}
+
+/// The schema without the library, with the test policy and receivers on loopback allowed.
+pub fn install_portable(cluster: &Cluster, database: &Database) {
+    let mut install = unprivileged(relay_program());
+    let address = cluster.address(cluster.port(), database.name());
+    complete(install.env_clear().args(["install", &address]));
+    database.execute(
+        "INSERT INTO webhook.settings VALUES ('allow_networks', '127.0.0.0/8, ::1'), ('allow_ports', '1-65535')",
+    );
+    database.add_test_policy();
+}
+
+/// Once in a cluster, in the database that others are copies of.
+pub fn grant_relay_role(database: &Database) {
+    database.execute(&format!("CREATE ROLE {RELAY_ROLE} LOGIN"));
+    database.execute(&format!("SELECT webhook_grant('{RELAY_ROLE}', 'relay')"));
+}
+
+pub fn start_relay(cluster: &Cluster, database: &Database) -> Relay {
+    let connection = format!(
+        "host=127.0.0.1 port={} user={RELAY_ROLE} dbname={}",
+        cluster.port(),
+        database.name()
+    );
+    Relay::start(&relay_program(), &connection, &[])
+}

@@ -1,0 +1,112 @@
+//! The schema of the extension as a script for a database that has no library: the files of `sql/`, with those of
+//! `sql/portable/` in the place of others of the same name.
+
+include!(concat!(env!("OUT_DIR"), "/sql.rs"));
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The only file that cannot be run again.
+const TABLES: &str = "00_tables.sql";
+
+/// What makes the schema, for a role of this name that owns it.
+pub fn install(owner: &str) -> String {
+    let files = FILES.iter().map(|(name, text)| stand_in(name, text));
+    adapt(files.collect(), owner)
+}
+
+/// What makes it that of this version, from that of another: the changes of the tables since, and all that can be run
+/// again. Nothing where that version is a later one.
+pub fn upgrade(from: &str, owner: &str) -> Option<String> {
+    if number(from)? > number(VERSION)? {
+        return None;
+    }
+    let mut migrations: Vec<_> = (MIGRATIONS.iter())
+        .filter_map(|(name, text)| Some((number(name.split("--").next()?)?, *text)))
+        .filter(|(since, _)| Some(since) >= number(from).as_ref())
+        .collect();
+    migrations.sort();
+    let again = (FILES.iter())
+        .filter(|(name, _)| *name != TABLES)
+        .map(|(name, text)| stand_in(name, text));
+    let texts = migrations.into_iter().map(|(_, text)| text);
+    Some(adapt(texts.chain(again).collect(), owner))
+}
+
+fn number(version: &str) -> Option<Vec<u32>> {
+    version.split('.').map(|part| part.parse().ok()).collect()
+}
+
+fn stand_in(name: &str, text: &'static str) -> &'static str {
+    let found = STAND_INS.iter().find(|(stand_in, _)| *stand_in == name);
+    found.map_or(text, |(_, text)| text)
+}
+
+/// The program makes the schema itself, and only the tables of an extension are marked for dumps. The owner is named as a
+/// literal where a rule depends on it.
+fn adapt(texts: Vec<&str>, owner: &str) -> String {
+    let is_of_extension = |line: &&str| {
+        line.starts_with("SELECT pg_catalog.pg_extension_config_dump(")
+            || *line == "CREATE SCHEMA webhook;"
+    };
+    let lines = texts.iter().flat_map(|text| text.lines());
+    let script: String = (lines.filter(|line| !is_of_extension(line)))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    (script.replace("@extschema@", "public"))
+        .replace("@VERSION@", VERSION)
+        .replace("'webhook_owner'", &literal(owner))
+}
+
+pub fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+pub fn identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statements(script: &str) -> impl Iterator<Item = &str> {
+        script
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("--"))
+    }
+
+    #[test]
+    fn a_stand_in_replaces_a_file_that_is_there() {
+        for (name, _) in STAND_INS {
+            assert!(FILES.iter().any(|(file, _)| file == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_library_or_the_extension_is_left() {
+        let script = install("o'wner");
+        for line in statements(&script) {
+            for of_extension in ["MODULE_PATHNAME", "@extschema@", "@VERSION@"] {
+                assert!(!line.contains(of_extension), "{line}");
+            }
+        }
+        assert!(!script.contains("LANGUAGE c "));
+        assert!(!script.contains("CREATE SCHEMA"));
+    }
+
+    #[test]
+    fn the_owner_is_named_as_it_is() {
+        let script = install("o'wner");
+        assert!(script.contains("CURRENT_USER <> 'o''wner'"));
+        assert!(!statements(&script).any(|line| line.contains("CURRENT_USER <> 'webhook_owner'")));
+    }
+
+    #[test]
+    fn every_version_but_a_later_one_can_be_upgraded() {
+        assert!(upgrade(VERSION, "webhook_owner").is_some());
+        assert!(upgrade("0.0.9", "webhook_owner").is_some());
+        assert!(upgrade("999.0.0", "webhook_owner").is_none());
+        assert!(upgrade("garbage", "webhook_owner").is_none());
+        let again = upgrade(VERSION, "webhook_owner").unwrap_or_default();
+        assert!(!statements(&again).any(|line| line.starts_with("CREATE TABLE webhook.policy")));
+    }
+}
