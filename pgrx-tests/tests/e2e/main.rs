@@ -18,6 +18,7 @@ mod capture_casts;
 mod coalescing;
 mod commit_unknown;
 mod concurrency;
+mod conformance;
 mod copies;
 mod database_settings;
 mod databases;
