@@ -25,7 +25,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e upgradetest reference api bench peers package clean venv
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts upgradetest reference api bench peers package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,7 +83,7 @@ demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 	@cargo build --quiet --package webhook-e2e --bin demo
 	@KEEP=$(KEEP) $(TARGET)/debug/demo
 
-test: lint unit e2e ## everything below: lint, unit, e2e
+test: lint unit e2e hosts ## everything below: lint, unit, e2e, and hosts
 
 # A procedure that commits cannot have a search_path of its own, and webhook.watch() must not, since the names in a condition are
 # its caller's; in webhook.emit() and in the CHECK that it meets it would cost too much. pgspot reads their bodies instead.
@@ -109,8 +109,18 @@ lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on th
 unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
 	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay
 
-e2e: install venv ## end-to-end tests: real servers, real HTTP
-	cargo test --package webhook-e2e
+# Databases of the shared cluster are delivered from by the worker of the server, by a relay beside it, or by a relay without
+# the library in the server. What the others have in common with the server is tested there; pgrx-tests/hosts/ lists the rest.
+HOST := server
+HOST_MODULES := delivery:: retries:: breaker:: ordering:: idempotency:: recovery:: watch_
+HOST_TESTS = $(HOST_MODULES) $(shell sed -n 's/^\([a-z][a-z_:]*\) .*/--skip \1/p' pgrx-tests/hosts/$(HOST).txt)
+
+e2e: install venv ## end-to-end tests: real servers, real HTTP; HOST=relay or HOST=portable for another host
+	WEBHOOK_TEST_HOST=$(HOST) cargo test --package webhook-e2e $(if $(filter-out server,$(HOST)),-- $(HOST_TESTS))
+
+hosts: e2e ## the tests of delivery on the other two hosts
+	@$(MAKE) --no-print-directory e2e HOST=relay
+	@$(MAKE) --no-print-directory e2e HOST=portable
 
 upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)

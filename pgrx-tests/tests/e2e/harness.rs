@@ -257,3 +257,20 @@ fn received(body: &str, headers: &[(&str, &str)]) -> Request {
     post_with(&mut connect(&receiver), "/", body, headers);
     receiver.wait_for_requests(1).remove(0)
 }
+
+#[test]
+fn tests_that_a_host_skips_are_there() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    for host in ["relay", "portable"] {
+        let list = package.join(format!("hosts/{host}.txt"));
+        let list = std::fs::read_to_string(list).unwrap();
+        for line in list.lines().filter(|line| !line.starts_with('#')) {
+            let (test, why) = line.split_once(' ').expect("a reason follows the name");
+            let (module, name) = test.split_once("::").unwrap();
+            let module = package.join(format!("tests/e2e/{module}.rs"));
+            let module = std::fs::read_to_string(module).unwrap();
+            assert!(module.contains(&format!("fn {name}()")), "{test}");
+            assert!(!why.trim().is_empty(), "{test}");
+        }
+    }
+}
