@@ -363,7 +363,8 @@ CREATE TABLE webhook.sender (
     host      text,
     version   text,
     begun_at  timestamptz NOT NULL DEFAULT now(),
-    in_flight int         NOT NULL DEFAULT 0
+    in_flight int         NOT NULL DEFAULT 0,
+    lost_at   timestamptz                                   -- when somebody noticed that its session has ended
 ) WITH (fillfactor = 50);
 
 -- Of so many shares of the endpoints, this one is served by that sender.

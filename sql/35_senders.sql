@@ -5,6 +5,13 @@
 -- that it has registered, logged in as the same role, holds that lock. Anybody may take any advisory lock, so one that another
 -- backend holds proves nothing.
 --
+-- A relay that is cut off does not learn that its session has ended, and has claims in hand. So it counts as alive a little longer:
+-- a relay begins a request only within webhook.longest_silence() of a question that its session has answered, by its own clock
+-- (relay/src/silence.rs). A session answers nothing after its end. Whoever notices the end first notes the time, and from
+-- longest_silence() after that on the relay sends nothing more; then its shares and its claims are free. That holds whatever has
+-- ended the session, and whatever is between the relay and the server. A relay that is back in a new session says which run was its
+-- own, and nobody waits. The worker of the server is gone when its session is.
+--
 -- The endpoints are divided into webhook.senders shares, by the remainder of their ids. A share is a lease: it belongs to one
 -- sender until that sender gives it up or its session ends, so that an endpoint has one sender at a time, which alone knows how
 -- much it may send. Each sender holds its part of the shares, at most; what no living sender holds is taken by the first that
@@ -15,14 +22,19 @@
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
 CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
 
--- Begins a run of a sender in this session. Somebody may have locked a number, or many: the next one does as well. The tries
--- are bounded; the next sender goes on after them.
-CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text) RETURNS int
+-- How long a relay may send without an answer; and so, how long it counts as alive after its session.
+CREATE OR REPLACE FUNCTION webhook.longest_silence() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '2 s';
+
+-- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. Somebody may
+-- have locked a number, or many: the next one does as well. The tries are bounded; the next sender goes on after them.
+CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text, earlier int[] DEFAULT '{}') RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most_tries CONSTANT int := 20000;
     new_id int;
 BEGIN
+    UPDATE webhook.sender s SET lost_at = '-infinity' WHERE s.id = ANY (earlier);
+    DELETE FROM webhook.share h WHERE h.sender_id = ANY (earlier);
     FOR try IN 1..most_tries LOOP
         new_id := nextval('webhook.sender_id_seq');
         IF pg_try_advisory_lock(webhook.sender_lock(), new_id) THEN
@@ -49,12 +61,12 @@ BEGIN
     ended := ARRAY(SELECT s.id FROM webhook.sender s
                    WHERE s.id = ANY (sender_ids) AND (s.pid = pg_backend_pid() OR NOT webhook.is_sender_alive(s.id)));
     PERFORM pg_advisory_unlock(webhook.sender_lock(), s.id) FROM webhook.sender s
-    WHERE s.id = ANY (ended) AND s.pid = pg_backend_pid() AND webhook.is_sender_alive(s.id);
+    WHERE s.id = ANY (ended) AND s.pid = pg_backend_pid() AND webhook.has_session(s.id);
     DELETE FROM webhook.share h WHERE h.sender_id = ANY (ended);
     DELETE FROM webhook.sender s WHERE s.id = ANY (ended);
 END $$;
 
-CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolean
+CREATE OR REPLACE FUNCTION webhook.has_session(sender_id int) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM webhook.sender s
                    JOIN pg_locks l ON l.pid = s.pid
@@ -62,6 +74,16 @@ CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolea
                    WHERE s.id = sender_id AND l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
                      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                      AND l.classid = webhook.sender_lock()::oid AND l.objid = s.id::oid);
+
+-- A time that lies ahead was noted before somebody set the clock back, and means nothing.
+CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN EXISTS (SELECT FROM webhook.sender s
+                   WHERE s.id = sender_id
+                     AND (webhook.has_session(s.id)
+                          OR s.kind = 'relay' AND (s.lost_at IS NULL
+                                                   OR clock_timestamp() BETWEEN s.lost_at
+                                                                            AND s.lost_at + webhook.longest_silence())));
 
 -- Those that are alive. A transaction sees the sessions as of its first look at them, so it looks anew.
 CREATE OR REPLACE FUNCTION webhook.living_senders() RETURNS int[]
@@ -71,12 +93,22 @@ BEGIN
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE webhook.is_sender_alive(s.id) ORDER BY s.id);
 END $$;
 
+-- Notes which sessions have ended, so that their time begins to run.
+CREATE OR REPLACE FUNCTION webhook.note_lost_senders() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_stat_clear_snapshot();
+    UPDATE webhook.sender s SET lost_at = clock_timestamp() WHERE s.lost_at IS NULL AND NOT webhook.has_session(s.id);
+END $$;
+
 -- Runs that have not ended in order and do not go on.
 CREATE OR REPLACE FUNCTION webhook.dead_senders() RETURNS int[]
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    living int[] := webhook.living_senders();
+    living int[];
 BEGIN
+    PERFORM webhook.note_lost_senders();
+    living := webhook.living_senders();
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE s.id <> ALL (living));
 END $$;
 
@@ -97,6 +129,7 @@ BEGIN
     UPDATE webhook.sender s SET in_flight = take_shares.in_flight
     WHERE s.id = sender AND s.in_flight <> take_shares.in_flight;
     take_shares.total := webhook.setting('senders')::int;
+    PERFORM webhook.note_lost_senders();
     LOOP
         living := webhook.living_senders();
         most := ceil(take_shares.total / greatest(1, cardinality(living))::numeric);
@@ -137,6 +170,7 @@ BEGIN
         'rings', webhook.is_preloaded(),
         'poll_interval_ms', (extract(epoch FROM webhook.setting('poll_interval')::interval) * 1000)::bigint,
         'stale_after_ms', (extract(epoch FROM webhook.setting('stale_after')::interval) * 1000)::bigint,
+        'longest_silence_ms', (extract(epoch FROM webhook.longest_silence()) * 1000)::bigint,
         'allow_networks', webhook.setting('allow_networks'), 'deny_networks', webhook.setting('deny_networks'),
         'allow_ports', webhook.setting('allow_ports'), 'require_https', webhook.setting('require_https'));
 END $$;

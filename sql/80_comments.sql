@@ -87,6 +87,7 @@ COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this 
 COMMENT ON ROUTINE webhook.grant_level IS 'The work of webhook_grant().';
 COMMENT ON ROUTINE webhook.has_its_turn IS 'Whether the ordering key of a delivery lets it be the probe.';
 COMMENT ON ROUTINE webhook.header_size_problem IS 'Why headers are too large; null where they are not.';
+COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
 COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';
 COMMENT ON ROUTINE webhook.installation IS
     'The id of this installation, and the server that it was made for.';
@@ -94,7 +95,8 @@ COMMENT ON ROUTINE webhook.is_at_rest IS 'Whether a success changes nothing of a
 COMMENT ON ROUTINE webhook.is_endpoint_reason IS 'Whether a text is a reason code of endpoints.';
 COMMENT ON ROUTINE webhook.is_histogram IS 'Whether JSON has classes of latency and numbers.';
 COMMENT ON ROUTINE webhook.is_new IS 'Whether a routine was made by the current transaction.';
-COMMENT ON ROUTINE webhook.is_sender_alive IS 'Whether the session of this sender lasts.';
+COMMENT ON ROUTINE webhook.is_sender_alive IS
+    'Whether this sender may send: its session lasts, or a relay may not have noticed its end yet.';
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
 COMMENT ON ROUTINE webhook.is_skipped IS 'Whether the policy when_open = skip cancels a delivery.';
@@ -108,9 +110,10 @@ COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.
 COMMENT ON ROUTINE webhook.judgement IS 'What an outcome means for its delivery.';
 COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and what it takes on disk.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
-COMMENT ON ROUTINE webhook.living_senders IS 'Senders whose session lasts.';
+COMMENT ON ROUTINE webhook.living_senders IS 'Senders that may send.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
     'The longest that a request may take under the policies in use.';
+COMMENT ON ROUTINE webhook.longest_silence IS 'How long a relay may send without an answer of its session.';
 COMMENT ON ROUTINE webhook.lost_followers IS 'Deliveries on a page of ordering keys that wait for nobody.';
 COMMENT ON ROUTINE webhook.lost_turns IS 'Ordering keys on a page whose delivery has left the queue.';
 COMMENT ON ROUTINE webhook.major_version IS 'The major version of the server.';
@@ -133,6 +136,7 @@ COMMENT ON ROUTINE webhook.next_look_at_breaker IS
     'When to look again at an endpoint whose breaker is not closed.';
 COMMENT ON ROUTINE webhook.next_of_replay IS 'The next deliveries of a run of webhook_replay_all().';
 COMMENT ON ROUTINE webhook.next_orphans IS 'The next deliveries that wait for removed endpoints.';
+COMMENT ON ROUTINE webhook.note_lost_senders IS 'Notes which sessions of senders have ended.';
 COMMENT ON ROUTINE webhook.opened IS 'A breaker as it is when it has just opened.';
 COMMENT ON ROUTINE webhook.origin IS 'The origin that endpoints of this installation carry.';
 COMMENT ON ROUTINE webhook.own_delay IS 'The delay of a policy after so many attempts, without Retry-After.';
@@ -448,6 +452,7 @@ COMMENT ON COLUMN webhook.sender.host IS 'Where a relay runs.';
 COMMENT ON COLUMN webhook.sender.version IS 'Its version.';
 COMMENT ON COLUMN webhook.sender.begun_at IS 'When the run began.';
 COMMENT ON COLUMN webhook.sender.in_flight IS 'Requests in flight, as a relay has last told.';
+COMMENT ON COLUMN webhook.sender.lost_at IS 'When another sender noticed that its session has ended.';
 COMMENT ON COLUMN webhook.share.number IS 'The remainder of the ids of its endpoints.';
 COMMENT ON COLUMN webhook.share.total IS 'The number of shares when it was taken.';
 COMMENT ON COLUMN webhook.share.sender_id IS 'The sender that serves it.';

@@ -72,6 +72,8 @@ pub struct Engine<S, W> {
     pub(crate) hold: Option<Hold>,
     /// Taken when first something may be claimed.
     pub(crate) instance: Option<i32>,
+    /// The run before it, which has lost its session.
+    pub(crate) earlier: Option<i32>,
     pub(crate) ledger: Ledger,
     pub(crate) admission: Admission,
     pub(crate) agenda: Agenda,
@@ -101,6 +103,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             database,
             hold: None,
             instance: None,
+            earlier: None,
             ledger: Ledger::default(),
             agenda: Agenda::default(),
             next_look_at_shares: now,
@@ -221,10 +224,13 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     /// This run's number, taken when it is first needed: a server that is read-only has none to give.
     pub(crate) fn instance(&mut self) -> Result<i32, Trouble> {
-        match self.instance {
-            Some(instance) => Ok(instance),
-            None => Ok(*self.instance.insert(self.store.begin_sender()?)),
+        if let Some(instance) = self.instance {
+            return Ok(instance);
         }
+        let earlier = self.earlier.into_iter().collect();
+        let instance = self.store.begin_sender(earlier)?;
+        self.earlier = None;
+        Ok(*self.instance.insert(instance))
     }
 
     fn exchange(&mut self, now: Instant) -> Result<Duration, Trouble> {

@@ -12,8 +12,9 @@ use crate::store::{Shares, Store};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
-/// While another sender has a share: it may be gone.
-const WHILE_THERE_ARE_OTHERS: Duration = Duration::from_secs(1);
+/// While another sender has a share: it may be gone. One that is gone is noticed at a first look, and its share is free at one
+/// that comes webhook.longest_silence() later: within 3 s in all.
+const WHILE_THERE_ARE_OTHERS: Duration = Duration::from_millis(500);
 const WHILE_GIVING_UP: Duration = Duration::from_millis(50);
 
 /// Others need not be told more often.
@@ -54,7 +55,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// The store has another session, which has none of the locks of the last: this run goes on under another number and
     /// asks for its shares anew. It keeps what is on the wire, and looks for claims of which it was never told.
     pub fn begin_session(&mut self) {
-        self.instance = None;
+        self.earlier = self.instance.take().or(self.earlier);
         self.serve(&Shares::default());
         self.next_look_at_shares = Instant::now();
         self.housekeeping.recovery.begin_anew();

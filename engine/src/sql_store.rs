@@ -72,7 +72,7 @@ const AGENDA: &str = "
     SELECT coalesce(jsonb_agg(d ORDER BY d.endpoint_id), '[]')::text
     FROM webhook.agenda($1, $2) a, webhook.due(a.endpoint_ids, a.positions) d";
 const TURN_AWAY: &str = "SELECT webhook.turn_away($1, $2)";
-const BEGIN_SENDER: &str = "SELECT webhook.begin_sender($1, $2, $3)";
+const BEGIN_SENDER: &str = "SELECT webhook.begin_sender($1, $2, $3, $4)";
 const END_SENDERS: &str = "SELECT webhook.end_senders($1)";
 const DEAD_SENDERS: &str = "SELECT pg_catalog.unnest(webhook.dead_senders())";
 const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take_shares($1, $2) s";
@@ -173,7 +173,7 @@ impl<C: Connection> Store for SqlStore<C> {
         Ok(self.one(TURN_AWAY, &parameters)?.number(0))
     }
 
-    fn begin_sender(&mut self) -> Result<i32, Trouble> {
+    fn begin_sender(&mut self, earlier: Vec<i32>) -> Result<i32, Trouble> {
         let Identity {
             kind,
             host,
@@ -183,6 +183,7 @@ impl<C: Connection> Store for SqlStore<C> {
             Parameter::Text(Some(kind)),
             Parameter::Text(host.as_deref()),
             Parameter::Text(Some(version)),
+            Parameter::Ints(earlier),
         ];
         Ok(self.one(BEGIN_SENDER, &parameters)?.int(0))
     }

@@ -21,8 +21,8 @@ pub trait Store {
     /// Ends what is due for these endpoints without sending it, at most that many in all; says how many.
     fn turn_away(&mut self, endpoints: Vec<i32>, page_size: i32) -> Result<i64, Trouble>;
 
-    /// Takes a number for this run, under which it claims.
-    fn begin_sender(&mut self) -> Result<i32, Trouble>;
+    /// Takes a number for this run, under which it claims. Those before it were ours, and have lost their session.
+    fn begin_sender(&mut self, earlier: Vec<i32>) -> Result<i32, Trouble>;
     /// These runs have left no claim.
     fn end_senders(&mut self, senders: Vec<i32>) -> Result<(), Trouble>;
     /// Runs that are over and may have left claims.

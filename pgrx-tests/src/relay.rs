@@ -2,6 +2,8 @@
 
 use std::process::{Command, ExitStatus, Stdio};
 
+use libc::c_int;
+
 use crate::directory::ServerDirectory;
 use crate::log::ServerLog;
 use crate::process::{Process, unprivileged};
@@ -72,6 +74,11 @@ impl Relay {
     /// As a service manager does.
     pub fn terminate(&self) {
         self.process.signal(libc::SIGTERM);
+    }
+
+    /// With SIGKILL, SIGSTOP or another.
+    pub fn signal(&self, signal: c_int) {
+        self.process.signal(signal);
     }
 
     pub fn wait(&self) -> ExitStatus {

@@ -1,4 +1,4 @@
-//! A proxy in front of a cluster that loses connections when it is told to.
+//! A proxy in front of a cluster that loses connections, or all that they carry, when it is told to.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -20,8 +20,16 @@ pub struct TcpProxy {
 
 #[derive(Default)]
 struct Shared {
-    connections: Mutex<Vec<TcpStream>>,
+    connections: Mutex<Vec<Arc<Connection>>>,
     loses_next_answer: AtomicBool,
+    swallows: AtomicBool,
+}
+
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+    /// Nothing is passed on any more.
+    is_swallowed: AtomicBool,
 }
 
 impl TcpProxy {
@@ -53,47 +61,99 @@ impl TcpProxy {
     /// Cuts the connections there are; new ones are accepted.
     pub fn cut(&self) {
         for connection in self.shared.connections.lock().unwrap().drain(..) {
-            let _ = connection.shutdown(Shutdown::Both);
+            connection.close_at_client();
+            connection.close_at_server();
+        }
+    }
+
+    /// All that connections carry from now on is lost, also that of new ones. Neither side is told.
+    pub fn swallow(&self) {
+        self.shared.swallows.store(true, Ordering::SeqCst);
+        for connection in self.shared.connections.lock().unwrap().iter() {
+            connection.is_swallowed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// New connections carry again; swallowed ones stay as they are.
+    pub fn stop_swallowing(&self) {
+        self.shared.swallows.store(false, Ordering::SeqCst);
+    }
+
+    /// The server finds its connections closed, as after a timeout; clients hear nothing of it where they are swallowed.
+    pub fn close_at_server(&self) {
+        for connection in self.shared.connections.lock().unwrap().iter() {
+            connection.close_at_server();
         }
     }
 }
 
 impl Shared {
     fn connect(self: &Arc<Self>, client: TcpStream, server: TcpStream) {
-        let clone = |stream: &TcpStream| stream.try_clone().expect("a socket can be cloned");
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("it is a TCP socket");
         }
         let mut connections = self.connections.lock().unwrap();
-        connections.extend([clone(&client), clone(&server)]);
+        let connection = Arc::new(Connection {
+            client,
+            server,
+            is_swallowed: AtomicBool::new(self.swallows.load(Ordering::SeqCst)),
+        });
+        connections.push(Arc::clone(&connection));
         drop(connections);
 
-        let (mut from, mut to) = (clone(&client), clone(&server));
+        let questions = Arc::clone(&connection);
         thread::spawn(move || {
-            let _ = std::io::copy(&mut from, &mut to);
-            let _ = to.shutdown(Shutdown::Both);
+            questions.pass_questions_on();
+            questions.close_at_server();
         });
         let shared = Arc::clone(self);
         thread::spawn(move || {
-            shared.pass_answers_on(&server, &client);
-            let _ = client.shutdown(Shutdown::Both);
-            let _ = server.shutdown(Shutdown::Both);
+            shared.pass_answers_on(&connection);
+            if !connection.is_swallowed() {
+                connection.close_at_client();
+            }
         });
     }
 
-    fn pass_answers_on(&self, mut server: &TcpStream, mut client: &TcpStream) {
+    fn pass_answers_on(&self, connection: &Connection) {
         let mut buffer = [0; 8192];
         let mut lost: Vec<u8> = Vec::new();
-        while let Ok(length @ 1..) = server.read(&mut buffer) {
+        while let Ok(length @ 1..) = (&connection.server).read(&mut buffer) {
             if self.loses_next_answer.load(Ordering::SeqCst) {
                 lost.extend(&buffer[..length]);
                 if lost.ends_with(READY_FOR_QUERY) {
                     self.loses_next_answer.store(false, Ordering::SeqCst);
+                    connection.close_at_server();
                     return;
                 }
-            } else if client.write_all(&buffer[..length]).is_err() {
+            } else if connection.is_swallowed() {
+                continue;
+            } else if (&connection.client).write_all(&buffer[..length]).is_err() {
                 return;
             }
         }
+    }
+}
+
+impl Connection {
+    fn pass_questions_on(&self) {
+        let mut buffer = [0; 8192];
+        while let Ok(length @ 1..) = (&self.client).read(&mut buffer) {
+            if !self.is_swallowed() && (&self.server).write_all(&buffer[..length]).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn is_swallowed(&self) -> bool {
+        self.is_swallowed.load(Ordering::SeqCst)
+    }
+
+    fn close_at_client(&self) {
+        let _ = self.client.shutdown(Shutdown::Both);
+    }
+
+    fn close_at_server(&self) {
+        let _ = self.server.shutdown(Shutdown::Both);
     }
 }

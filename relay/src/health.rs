@@ -20,8 +20,8 @@ use tokio::runtime::Runtime;
 
 use crate::log;
 
-/// A relay whose last turn is older than this is stuck.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A relay whose last turn is older than this is stuck: it turns every few seconds, also where there is nothing to do.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Of whoever asks.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 

@@ -2,6 +2,7 @@
 //!
 //! - `options` is the command line, `target` the database that it names, and `passfile` its password
 //! - `session` runs the engine's statements, over `tls` where the target wants it
+//! - `silence` is how long it may send without an answer: a relay that is cut off stops by its own clock
 //! - `relay` is the life of the process: it finds the SQL, turns the engine, waits, reconnects and stops
 //! - `settings` are those of the database that count here too
 //! - `portable` makes the schema in a database without the library, by the statements of `script`
@@ -16,6 +17,7 @@ mod relay;
 mod script;
 mod session;
 mod settings;
+mod silence;
 mod target;
 mod tls;
 

@@ -5,6 +5,7 @@
 
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
@@ -22,6 +23,7 @@ use crate::log;
 use crate::options::Options;
 use crate::session::Session;
 use crate::settings::Settings;
+use crate::silence::{Guarded, Silence};
 
 /// How often it looks by itself: while it is idle, and while something is in flight.
 const LOOK_WHILE_IDLE: Duration = Duration::from_millis(100);
@@ -50,6 +52,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         stop,
         roots,
         health,
+        silence: Arc::default(),
         has_connected: false,
     };
     relay.live()?;
@@ -85,6 +88,7 @@ struct Relay<'a> {
     stop: watch::Receiver<bool>,
     roots: Roots,
     health: Health,
+    silence: Arc<Silence>,
     /// From then on any trouble with the connection may pass.
     has_connected: bool,
 }
@@ -140,7 +144,8 @@ impl Relay<'_> {
         let target = &self.options.target;
         while !self.is_stopped() {
             let mut stop = self.stop.clone();
-            let begun = Session::open(&self.runtime, &target.config, target.tls.clone());
+            let silence = Arc::clone(&self.silence);
+            let begun = Session::open(&self.runtime, &target.config, target.tls.clone(), silence);
             let begun = self.runtime.block_on(async {
                 tokio::select! {
                     _ = stop.wait_for(|stop| *stop) => None,
@@ -215,9 +220,10 @@ impl Relay<'_> {
             UnixStream::from_std(outcomes.into()).map_err(unable)?
         };
         let config = self.config(&settings);
+        self.silence.allow(settings.longest_silence);
         let mut engine = Engine::new(
             store,
-            pool,
+            Guarded::new(&self.runtime, pool, &self.silence),
             config,
             examined.installation,
             examined.database,
@@ -247,6 +253,7 @@ impl Relay<'_> {
                 {
                     engine.configure(self.config(&read));
                     engine.wire().set_up(self.setup(&read));
+                    self.silence.allow(read.longest_silence);
                     settings = read;
                 }
             }
@@ -254,16 +261,23 @@ impl Relay<'_> {
                 engine.rung();
                 last_look = Instant::now();
             }
+            if engine.in_flight() > 0 && self.silence.calls_for_question() {
+                // The turn meets the same trouble.
+                let _ = engine.store().connection.ask_whether_it_lasts();
+            }
+            if engine.wire().has_taken_back() {
+                engine.withdraw_waiting();
+            }
             engine.hold((!settings.enabled).then_some(Hold::Claiming));
             let turned = engine.turn();
             engine.take_notices().into_iter().for_each(log::tell);
             match turned {
                 Ok(pause) => {
                     self.tell_health(&engine, &settings);
-                    let pause = match settings.rings || engine.trouble().is_some() {
-                        true => pause,
-                        false => pause.min(next_look(last_look, engine.in_flight())),
-                    };
+                    let mut pause = pause.min(next_settings.saturating_duration_since(Instant::now()));
+                    if !settings.rings && engine.trouble().is_none() {
+                        pause = pause.min(next_look(last_look, engine.in_flight()));
+                    }
                     self.wait(&mut engine, &outcomes, pause);
                 }
                 Err(End::Replaced) => {
@@ -279,7 +293,7 @@ impl Relay<'_> {
         }
     }
 
-    fn tell_health(&self, engine: &Engine<SqlStore<Session>, Pool>, settings: &Settings) {
+    fn tell_health(&self, engine: &Engine<SqlStore<Session>, Guarded>, settings: &Settings) {
         match engine.trouble() {
             Some(trouble) => self.health.is_kept_by(trouble),
             None if !settings.enabled => self.health.is_kept_by("webhook.enabled is off"),
@@ -317,11 +331,15 @@ impl Relay<'_> {
     /// Until somebody rings, an outcome, a signal, the loss of the connection, or the end of the pause.
     fn wait(
         &self,
-        engine: &mut Engine<SqlStore<Session>, Pool>,
+        engine: &mut Engine<SqlStore<Session>, Guarded>,
         outcomes: &UnixStream,
         pause: Duration,
     ) {
         let mut stop = self.stop.clone();
+        let pause = match engine.in_flight() {
+            0 => pause,
+            _ => pause.min(self.silence.ask_after()),
+        };
         let session = &engine.store().connection;
         let (rung, lost) = (session.rung(), session.lost());
         let is_rung = self.runtime.block_on(async {
@@ -338,7 +356,7 @@ impl Relay<'_> {
         }
     }
 
-    fn stop(&self, engine: &mut Engine<SqlStore<Session>, Pool>, outcomes: &UnixStream) {
+    fn stop(&self, engine: &mut Engine<SqlStore<Session>, Guarded>, outcomes: &UnixStream) {
         let in_flight = engine.in_flight();
         if in_flight > 0 {
             log::log(&format!(

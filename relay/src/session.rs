@@ -1,10 +1,12 @@
 //! Statements of the engine over a connection to the server.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -17,14 +19,21 @@ use tokio_postgres::{AsyncMessage, Client, Config, Error, Row, Socket, Statement
 use uuid::Uuid;
 use webhook_engine::{Connection, Parameter, Trouble, Value};
 
+use crate::silence::Silence;
+
 const TRANSACTION_RESOLUTION_UNKNOWN: &str = "08007";
 const CONNECTION_DOES_NOT_EXIST: &str = "08003";
 const PROTOCOL_VIOLATION: &str = "08P01";
 const INVALID_AUTHORIZATION_SPECIFICATION: &str = "28000";
 const SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION: &str = "08001";
 
+/// A statement takes milliseconds, and the slowest disk some seconds. Keepalives find a server that is gone sooner than this; but
+/// not one behind a proxy that is there itself.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+
 /// A commit waits for the disk at least, or a crash would undo what was sent. lock_timeout is below deadlock_timeout, so
-/// that in a deadlock it is not a person who loses. transaction_timeout is there from PostgreSQL 17 on.
+/// that in a deadlock it is not a person who loses. The server ends the session of a relay that is cut off after about 5 s, idle or
+/// not; where its system has no such option it ignores it. transaction_timeout is there from PostgreSQL 17 on.
 const PREPARE: &str = "
     SET search_path = pg_catalog, pg_temp;
     SET default_transaction_isolation = 'read committed';
@@ -34,6 +43,10 @@ const PREPARE: &str = "
     SET idle_session_timeout = 0;
     SET lock_timeout = '250ms';
     SET jit = off;
+    SET tcp_keepalives_idle = '2s';
+    SET tcp_keepalives_interval = '1s';
+    SET tcp_keepalives_count = 3;
+    SET tcp_user_timeout = '5s';
     SELECT set_config(s.name, '0', false) FROM pg_settings s WHERE s.name = 'transaction_timeout';
     SELECT set_config(s.name, 'local', false) FROM pg_settings s
     WHERE s.name = 'synchronous_commit' AND s.setting = 'off';
@@ -50,6 +63,9 @@ pub struct Session {
     /// Why the connection ended, as far as the server or the system has said so.
     end: watch::Receiver<Option<String>>,
     rings: Arc<Notify>,
+    silence: Arc<Silence>,
+    /// A question was not answered within any reasonable time.
+    is_given_up: Cell<bool>,
 }
 
 impl Session {
@@ -59,17 +75,24 @@ impl Session {
         T::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T::TlsConnect: TlsConnect<Socket>,
     {
-        runtime.block_on(Session::open(runtime, config, tls))
+        runtime.block_on(Session::open(runtime, config, tls, Arc::default()))
     }
 
-    /// The same for those who wait for something else meanwhile.
-    pub async fn open<T>(runtime: &Rc<Runtime>, config: &Config, tls: T) -> Result<Self, Trouble>
+    /// The same for those who wait for something else meanwhile. Each answer ends the silence.
+    pub async fn open<T>(
+        runtime: &Rc<Runtime>,
+        config: &Config,
+        tls: T,
+        silence: Arc<Silence>,
+    ) -> Result<Self, Trouble>
     where
         T: MakeTlsConnect<Socket>,
         T::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T::TlsConnect: TlsConnect<Socket>,
     {
-        let begun = config.connect(tls).await;
+        let begun = tokio::time::timeout(ANSWER_WITHIN, config.connect(tls)).await;
+        let begun = begun
+            .map_err(|_| Trouble::new(SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, no_answer()))?;
         let (client, mut connection) = begun.map_err(|error| not_begun(&error))?;
         let (told, end) = watch::channel(None);
         let rings = Arc::new(Notify::new());
@@ -91,6 +114,8 @@ impl Session {
             statements: HashMap::new(),
             end,
             rings,
+            silence,
+            is_given_up: Cell::new(false),
         })
     }
 
@@ -112,14 +137,17 @@ impl Session {
     }
 
     pub fn is_over(&self) -> bool {
-        self.client.is_closed()
+        self.client.is_closed() || self.is_given_up.get()
+    }
+
+    /// Asks for nothing but an answer.
+    pub fn ask_whether_it_lasts(&self) -> Result<(), Trouble> {
+        self.execute("")
     }
 
     /// Runs statements that nobody asks anything of.
     pub fn execute(&self, script: &str) -> Result<(), Trouble> {
-        self.runtime
-            .block_on(self.client.batch_execute(script))
-            .map_err(|error| self.unanswered(&error))
+        self.answer(self.client.batch_execute(script), Session::unanswered)
     }
 
     /// Runs a statement that no other call repeats.
@@ -128,9 +156,50 @@ impl Session {
         statement: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Trouble> {
-        self.runtime
-            .block_on(self.client.query(statement, parameters))
-            .map_err(|error| self.unanswered(&error))
+        self.answer(
+            self.client.query(statement, parameters),
+            Session::unanswered,
+        )
+    }
+
+    /// An answer that took long says little about now: the next one tells whether the session lasts.
+    fn answer<T>(
+        &self,
+        question: impl Future<Output = Result<T, Error>>,
+        trouble: impl Fn(&Session, &Error) -> Trouble,
+    ) -> Result<T, Trouble> {
+        let answer = self.await_answer(question, trouble);
+        if answer.is_ok() && self.silence.calls_for_question() {
+            self.await_answer(self.client.batch_execute(""), Session::not_sent)
+                .ok();
+        }
+        answer
+    }
+
+    fn await_answer<T>(
+        &self,
+        question: impl Future<Output = Result<T, Error>>,
+        trouble: impl Fn(&Session, &Error) -> Trouble,
+    ) -> Result<T, Trouble> {
+        if self.is_given_up.get() {
+            return Err(Trouble::new(CONNECTION_DOES_NOT_EXIST, lost(&no_answer())));
+        }
+        let asked = Instant::now();
+        let answer = async { tokio::time::timeout(ANSWER_WITHIN, question).await };
+        match self.runtime.block_on(answer) {
+            Ok(Ok(answer)) => {
+                self.silence.end(asked);
+                Ok(answer)
+            }
+            Ok(Err(error)) => Err(trouble(self, &error)),
+            Err(_) => {
+                self.is_given_up.set(true);
+                Err(Trouble {
+                    commit_unknown: true,
+                    ..Trouble::new(TRANSACTION_RESOLUTION_UNKNOWN, lost(&no_answer()))
+                })
+            }
+        }
     }
 
     fn prepared(
@@ -142,9 +211,8 @@ impl Session {
             return Ok(prepared.clone());
         }
         let types: Vec<Type> = parameters.iter().map(type_of).collect();
-        let prepared = (self.runtime)
-            .block_on(self.client.prepare_typed(statement, &types))
-            .map_err(|error| self.not_sent(&error))?;
+        let preparing = self.client.prepare_typed(statement, &types);
+        let prepared = self.answer(preparing, Session::not_sent)?;
         self.statements.insert(statement, prepared.clone());
         Ok(prepared)
     }
@@ -177,9 +245,16 @@ impl Session {
 
     fn loss(&self, error: &Error) -> String {
         let why = self.end.borrow().clone();
-        let why = why.unwrap_or_else(|| described(error));
-        format!("the connection to the database was lost: {why}")
+        lost(&why.unwrap_or_else(|| described(error)))
     }
+}
+
+fn lost(why: &str) -> String {
+    format!("the connection to the database was lost: {why}")
+}
+
+fn no_answer() -> String {
+    format!("no answer within {} s", ANSWER_WITHIN.as_secs())
 }
 
 impl Connection for Session {
@@ -192,19 +267,19 @@ impl Connection for Session {
         if self.client.is_closed() {
             let why = self.end.borrow().clone();
             let why = why.unwrap_or_else(|| "it was closed".to_owned());
-            let message = format!("the connection to the database was lost: {why}");
-            return Err(Trouble::new(CONNECTION_DOES_NOT_EXIST, message));
+            return Err(Trouble::new(CONNECTION_DOES_NOT_EXIST, lost(&why)));
         }
         let parameters: Vec<Sent<'_>> = parameters.iter().map(Sent).collect();
         let parameters: Vec<&(dyn ToSql + Sync)> = (parameters.iter())
             .map(|parameter| parameter as &(dyn ToSql + Sync))
             .collect();
-        match (self.runtime).block_on(self.client.query(&prepared, &parameters)) {
+        let question = self.client.query(&prepared, &parameters);
+        match self.answer(question, Session::unanswered) {
             Ok(rows) => rows.iter().map(values).collect(),
-            Err(error) => {
+            Err(trouble) => {
                 // An upgrade may have made it another one.
                 self.statements.remove(statement);
-                Err(self.unanswered(&error))
+                Err(trouble)
             }
         }
     }

@@ -16,6 +16,7 @@ pub struct Settings {
     pub rings: bool,
     pub poll_interval: Duration,
     pub stale_after: Duration,
+    pub longest_silence: Duration,
     /// Where the database lets anything be sent.
     pub network: Network,
 }
@@ -36,6 +37,7 @@ impl Settings {
             rings: settings["rings"].as_bool().unwrap_or(false),
             poll_interval: time("poll_interval_ms")?,
             stale_after: time("stale_after_ms")?,
+            longest_silence: time("longest_silence_ms")?,
             // What cannot be read allows nothing.
             network: Network {
                 allow: (text("allow_networks").parse()).map_err(|_| invalid("allow_networks"))?,

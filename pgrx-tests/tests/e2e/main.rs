@@ -20,6 +20,7 @@ mod commit_unknown;
 mod concurrency;
 mod conformance;
 mod copies;
+mod cut_off;
 mod database_settings;
 mod databases;
 mod dead_letter;

@@ -3,9 +3,13 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
+use std::rc::Rc;
 
+use postgres::NoTls;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tokio::runtime;
 use webhook_e2e::{Cluster, Relay};
+use webhook_relay::Session;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 
@@ -195,4 +199,22 @@ fn sslmode_says_what_of_the_servers_certificate_is_checked() {
         let relay = Relay::spawn(command);
         relay.wait_for_log(told);
     }
+}
+
+#[test]
+fn the_server_is_told_to_notice_within_seconds_that_a_relay_is_gone() {
+    let cluster = Cluster::relayed();
+    let config = cluster.address(cluster.port(), "postgres");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let session = Session::begin(&Rc::new(runtime.unwrap()), &config.parse().unwrap(), NoTls);
+    let session = session.unwrap_or_else(|trouble| panic!("{}", trouble.message));
+    session
+        .prepare()
+        .unwrap_or_else(|trouble| panic!("{}", trouble.message));
+    // As the socket has them: 0 where the system does not know such an option.
+    let told = "SELECT concat_ws(' ', current_setting('tcp_keepalives_idle'), current_setting('tcp_keepalives_interval'),
+                                      current_setting('tcp_keepalives_count'), current_setting('tcp_user_timeout'))";
+    let rows = session.query(told, &[]);
+    let rows = rows.unwrap_or_else(|trouble| panic!("{}", trouble.message));
+    assert_eq!(rows[0].get::<_, &str>(0), "2 1 3 5000");
 }

@@ -1,11 +1,11 @@
 //! Which sender serves which endpoints, whoever comes and goes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postgres::Client;
 use postgres::fallible_iterator::FallibleIterator;
 use serde_json::json;
-use webhook_e2e::{Cluster, Database, Receiver, database, wait, worker};
+use webhook_e2e::{Cluster, Database, Receiver, database, engine, wait, worker};
 
 const NOTHING: [i32; 0] = [];
 
@@ -17,9 +17,13 @@ struct Sender {
 
 impl Sender {
     fn begin(database: &Database) -> Sender {
+        Sender::begin_as(database, "relay", &[])
+    }
+
+    fn begin_as(database: &Database, kind: &str, earlier: &[i32]) -> Sender {
         let mut session = database.connect();
-        let begin = "SELECT webhook.begin_sender('relay', 'elsewhere', '0.1.0')";
-        let id = session.query_one(begin, &[]).unwrap().get(0);
+        let begin = "SELECT webhook.begin_sender($1, 'elsewhere', '0.1.0', $2)";
+        let id = session.query_one(begin, &[&kind, &earlier]).unwrap().get(0);
         Sender { session, id }
     }
 
@@ -34,6 +38,14 @@ impl Sender {
         let (kept, given_up) = self.shares();
         assert_eq!(given_up, NOTHING);
         kept
+    }
+
+    #[track_caller]
+    fn wait_for(&mut self, shares: &[i32]) {
+        wait::until("the shares of a lost sender", || match self.kept() {
+            kept if kept == shares => Ok(()),
+            kept => Err(kept),
+        });
     }
 
     fn release(&mut self, numbers: &[i32]) {
@@ -76,7 +88,63 @@ fn one_sender_serves_all_endpoints_and_others_wait_until_it_is_gone() {
     assert_eq!(second.kept(), NOTHING);
     assert_eq!(first.kept(), [0], "whoever has it keeps it");
     first.die(&database);
-    assert_eq!(second.kept(), [0]);
+    second.wait_for(&[0]);
+}
+
+#[test]
+fn a_relay_that_is_lost_keeps_its_share_and_its_claims_until_it_cannot_send_any_more() {
+    let cluster = divided(1);
+    let database = cluster.database("silent");
+    let endpoint = engine::add_endpoint(&database);
+    let event = database.emit("order.created", json!({}));
+    let mut first = Sender::begin(&database);
+    let mut second = Sender::begin(&database);
+    assert_eq!(first.kept(), [0]);
+    let id = first.id;
+    assert_eq!(engine::claim_of(&mut first.session, id, endpoint).len(), 1);
+    first.die(&database);
+
+    let noticed = Instant::now();
+    let longest = "SELECT (extract(epoch FROM webhook.longest_silence()) * 1000)::int";
+    let longest = Duration::from_millis(database.query_one_value::<i32>(longest) as u64);
+    let recover = format!("SELECT webhook.recover({}, '{{}}', '{{}}')", second.id);
+    wait::until_within(Duration::from_secs(5), "the share", || {
+        let kept = second.kept();
+        if noticed.elapsed() < longest {
+            assert_eq!(kept, NOTHING);
+            second.session.batch_execute(&recover).unwrap();
+            assert_eq!(database.delivery_status(event).as_deref(), Some("SENDING"));
+        }
+        (kept == [0]).then_some(()).ok_or(kept)
+    });
+    assert!(noticed.elapsed() >= longest);
+    second.session.batch_execute(&recover).unwrap();
+    assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
+}
+
+#[test]
+fn nobody_waits_for_a_worker_that_is_gone() {
+    let cluster = divided(1);
+    let database = cluster.database("gone");
+    let mut worker = Sender::begin_as(&database, "worker", &[]);
+    let mut relay = Sender::begin(&database);
+    assert_eq!((worker.kept(), relay.kept()), (vec![0], vec![]));
+    worker.die(&database);
+    assert_eq!(relay.kept(), [0]);
+}
+
+#[test]
+fn a_relay_that_is_back_takes_the_shares_of_its_earlier_run_at_once() {
+    let cluster = divided(2);
+    let database = cluster.database("back");
+    let mut first = Sender::begin(&database);
+    assert_eq!(first.kept(), [0, 1]);
+    let earlier = first.id;
+    first.die(&database);
+    let mut again = Sender::begin_as(&database, "relay", &[earlier]);
+    assert_eq!(again.kept(), [0, 1]);
+    let dead: Vec<i32> = database.query_one_value("SELECT webhook.dead_senders()");
+    assert_eq!(dead, [earlier]);
 }
 
 #[test]
@@ -95,7 +163,7 @@ fn a_sender_that_is_alone_serves_all_shares_and_gives_up_a_part_of_them_when_ano
     let mut third = Sender::begin(&database);
     assert_eq!(third.kept(), NOTHING, "two of two are not too many");
     second.die(&database);
-    assert_eq!(third.kept(), [2, 3]);
+    third.wait_for(&[2, 3]);
 }
 
 #[test]
@@ -148,7 +216,7 @@ fn a_lock_that_another_session_holds_keeps_no_sender_alive() {
         .batch_execute(&format!("SELECT pg_advisory_lock(2003133032, {id})"))
         .unwrap();
     let mut next = Sender::begin(&database);
-    assert_eq!(next.kept(), [0]);
+    next.wait_for(&[0]);
 }
 
 #[test]
