@@ -1,4 +1,4 @@
-//! A real PgBouncer in transaction mode in front of a cluster.
+//! A real PgBouncer in front of a cluster.
 
 use std::fs;
 use std::path::Path;
@@ -23,11 +23,19 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
+    /// A pool of transactions.
     pub fn start(cluster: &Cluster) -> PgBouncer {
+        PgBouncer::start_with(cluster, "pool_mode = transaction")
+    }
+
+    /// With these lines of its configuration.
+    pub fn start_with(cluster: &Cluster, settings: &str) -> PgBouncer {
+        let lines = configuration(cluster.port(), settings);
         let directory = ServerDirectory::create("e2e");
         let port = port::free();
         let settings = directory.join("pgbouncer.ini");
-        fs::write(&settings, configuration(cluster.port(), port)).expect("its directory is ours");
+        fs::write(&settings, format!("{lines}\nlisten_port = {port}\n"))
+            .expect("its directory is ours");
 
         let debian = Path::new(DEBIAN_PROGRAM);
         let program = if debian.exists() {
@@ -84,17 +92,15 @@ fn log(directory: &ServerDirectory) -> ServerLog {
     ServerLog::new(directory.join("pgbouncer.log"))
 }
 
-fn configuration(server_port: u16, port: u16) -> String {
+fn configuration(server_port: u16, settings: &str) -> String {
     format!(
         "[databases]
 * = host=127.0.0.1 port={server_port} user=postgres
 
 [pgbouncer]
 listen_addr = 127.0.0.1
-listen_port = {port}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
-"
+{settings}"
     )
 }

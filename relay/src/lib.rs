@@ -1,7 +1,7 @@
 //! The host of the engine outside of the server: `webhook-relay`.
 //!
 //! - `options` is the command line, `target` the database that it names, and `passfile` its password
-//! - `session` runs the engine's statements, over `tls` where the target wants it
+//! - `session` runs the engine's statements, over `tls` where the target wants it, and not through a `pooler` of transactions
 //! - `silence` is how long it may send without an answer: a relay that is cut off stops by its own clock
 //! - `relay` is the life of the process: it finds the SQL, turns the engine, waits, reconnects and stops
 //! - `settings` are those of the database that count here too
@@ -13,6 +13,7 @@ mod log;
 mod options;
 mod passfile;
 mod portable;
+mod pooler;
 mod relay;
 mod script;
 mod session;

@@ -21,6 +21,7 @@ use webhook_engine::{
 use crate::health::{self, Health};
 use crate::log;
 use crate::options::Options;
+use crate::pooler;
 use crate::session::Session;
 use crate::settings::Settings;
 use crate::silence::{Guarded, Silence};
@@ -153,7 +154,12 @@ impl Relay<'_> {
                 }
             });
             let Some(begun) = begun else { break };
-            let prepared = begun.and_then(|session| session.prepare().map(|()| session));
+            let prepared = begun.and_then(|session| {
+                pooler::refuse(&session, || {
+                    Session::begin(&self.runtime, &target.config, target.tls.clone())
+                })?;
+                session.prepare().map(|()| session)
+            });
             match prepared {
                 Ok(session) => {
                     self.has_connected = true;
@@ -398,9 +404,9 @@ fn host_name() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-/// A wrong name or password, or a role without the right, does not pass by itself.
+/// A wrong name or password, a role without the right, or a pooler of transactions does not pass by itself.
 fn is_lasting(trouble: &Trouble) -> bool {
-    ["28", "3D", "42"]
+    ["0A", "28", "3D", "42"]
         .iter()
         .any(|class| trouble.code.starts_with(class))
 }

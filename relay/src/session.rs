@@ -15,7 +15,9 @@ use tokio::sync::{Notify, watch};
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
-use tokio_postgres::{AsyncMessage, Client, Config, Error, Row, Socket, Statement};
+use tokio_postgres::{
+    AsyncMessage, Client, Config, Error, Row, SimpleQueryMessage, Socket, Statement,
+};
 use uuid::Uuid;
 use webhook_engine::{Connection, Parameter, Trouble, Value};
 
@@ -64,8 +66,7 @@ pub struct Session {
     end: watch::Receiver<Option<String>>,
     rings: Arc<Notify>,
     silence: Arc<Silence>,
-    /// A question was not answered within any reasonable time.
-    is_given_up: Cell<bool>,
+    given_up: Cell<bool>,
 }
 
 impl Session {
@@ -115,7 +116,7 @@ impl Session {
             end,
             rings,
             silence,
-            is_given_up: Cell::new(false),
+            given_up: Cell::new(false),
         })
     }
 
@@ -137,7 +138,24 @@ impl Session {
     }
 
     pub fn is_over(&self) -> bool {
-        self.client.is_closed() || self.is_given_up.get()
+        self.client.is_closed() || self.is_given_up()
+    }
+
+    /// There was no answer within any reasonable time.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.get()
+    }
+
+    /// The backend that answers. Several servers may be behind one address, and have backends of the same number.
+    pub fn backend(&self) -> Result<String, Trouble> {
+        let statement = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_backend_pid(), \
+                         pg_catalog.pg_postmaster_start_time())";
+        let answer = self.answer(self.client.simple_query(statement), Session::unanswered)?;
+        let backend = answer.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        Ok(backend.unwrap_or_default().to_owned())
     }
 
     /// Asks for nothing but an answer.
@@ -181,7 +199,7 @@ impl Session {
         question: impl Future<Output = Result<T, Error>>,
         trouble: impl Fn(&Session, &Error) -> Trouble,
     ) -> Result<T, Trouble> {
-        if self.is_given_up.get() {
+        if self.is_given_up() {
             return Err(Trouble::new(CONNECTION_DOES_NOT_EXIST, lost(&no_answer())));
         }
         let asked = Instant::now();
@@ -193,7 +211,7 @@ impl Session {
             }
             Ok(Err(error)) => Err(trouble(self, &error)),
             Err(_) => {
-                self.is_given_up.set(true);
+                self.given_up.set(true);
                 Err(Trouble {
                     commit_unknown: true,
                     ..Trouble::new(TRANSACTION_RESOLUTION_UNKNOWN, lost(&no_answer()))

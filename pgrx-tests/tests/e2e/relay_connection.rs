@@ -5,10 +5,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::rc::Rc;
 
-use postgres::NoTls;
+use postgres::{NoTls, SimpleQueryMessage};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::json;
 use tokio::runtime;
-use webhook_e2e::{Cluster, Relay};
+use webhook_e2e::{Cluster, PgBouncer, Receiver, Relay};
 use webhook_relay::Session;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
@@ -217,4 +218,64 @@ fn the_server_is_told_to_notice_within_seconds_that_a_relay_is_gone() {
     let rows = session.query(told, &[]);
     let rows = rows.unwrap_or_else(|trouble| panic!("{}", trouble.message));
     assert_eq!(rows[0].get::<_, &str>(0), "2 1 3 5000");
+}
+
+#[test]
+fn a_pooler_of_transactions_is_refused_with_a_sentence() {
+    let cluster = Cluster::relayed();
+    for settings in [
+        "pool_mode = transaction",
+        "pool_mode = transaction\ndefault_pool_size = 1",
+        "pool_mode = transaction\nserver_round_robin = 1\nmin_pool_size = 5",
+    ] {
+        let pgbouncer = PgBouncer::start_with(cluster, settings);
+        // Others have used the pool.
+        if !settings.contains("default_pool_size") {
+            let mut busy: Vec<_> = (0..3).map(|_| pgbouncer.connect("postgres")).collect();
+            busy.iter_mut()
+                .for_each(|c| c.batch_execute("BEGIN").unwrap());
+            busy.iter_mut()
+                .for_each(|c| c.batch_execute("ROLLBACK").unwrap());
+        }
+        let mut command = Relay::program(PROGRAM);
+        command.arg(cluster.address(pgbouncer.port(), "postgres"));
+        let relay = Relay::spawn(command);
+        assert_eq!(relay.wait().code(), Some(1), "{settings}: {}", relay.log());
+        let log = relay.log();
+        let [message, detail, hint] = log.lines().collect::<Vec<_>>()[..] else {
+            panic!("{settings}: {log}");
+        };
+        assert!(
+            message.starts_with("webhook-relay: database \"postgres\" at 127.0.0.1:")
+                && message.ends_with(": the connection goes through a pooler of transactions"),
+            "{log}"
+        );
+        assert!(detail.starts_with("DETAIL:  Two "), "{log}");
+        assert_eq!(
+            hint,
+            "HINT:  Connect to the server itself, or to a pool of sessions (pool_mode = session)."
+        );
+        let left = "SELECT current_setting('lock_timeout')";
+        let messages = pgbouncer.connect("postgres").simple_query(left).unwrap();
+        assert!(
+            messages.iter().any(
+                |message| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("0"))
+            ),
+            "a setting of the relay has stayed in the pool"
+        );
+    }
+}
+
+#[test]
+fn a_relay_delivers_through_a_pool_of_sessions() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("pooled");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let pgbouncer = PgBouncer::start_with(cluster, "pool_mode = session");
+    let connection = cluster.address(pgbouncer.port(), database.name());
+    let relay = Relay::start(PROGRAM, &connection, &[]);
+    let event = database.emit("order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    assert!(!relay.log().contains("WARNING"), "{}", relay.log());
 }
