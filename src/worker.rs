@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 use webhook_delivery::{Pool, Roots, Setup};
 use webhook_engine::{
-    Config, End, Engine, Examined, Hold, Identity, Notice, SqlStore, Store, Trouble, Wake,
+    Config, End, Engine, Examined, Hold, Identity, Notice, Program, SqlStore, Store, Trouble, Wake,
     protocol_problem,
 };
 
@@ -151,7 +151,7 @@ fn find_sql_that_can_be_worked_with(
         let Some(examined) = store.examine()? else {
             return Ok(Found::Nothing);
         };
-        let Some(problem) = protocol_problem(examined.protocol) else {
+        let Some(problem) = protocol_problem(Program::Library, examined.protocol) else {
             return Ok(Found::Sql(examined));
         };
         if held.replace(examined.protocol) != Some(examined.protocol) {

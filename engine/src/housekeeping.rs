@@ -151,7 +151,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.agenda.keep_positions(|id| self.admission.knows(id));
         match self.store.examine() {
             Ok(None) => return Err(End::Gone),
-            Ok(Some(found)) if protocol::problem(found.protocol).is_some() => {
+            Ok(Some(found)) if !protocol::is_spoken(found.protocol) => {
                 return Err(End::OtherProtocol);
             }
             Ok(Some(found)) if found.installation != self.installation => {

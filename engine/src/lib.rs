@@ -34,7 +34,7 @@ pub use engine::{Config, End, Engine, Hold, Notice};
 pub use figures::Figures;
 pub use ledger::Ending;
 pub use open_files::{TooFew, allow_open_files};
-pub use protocol::problem as protocol_problem;
+pub use protocol::{Program, problem as protocol_problem};
 pub use sql_store::{Connection, Identity, Parameter, SqlStore, Value};
 pub use store::{
     Alert, BEGINNING, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained,

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use webhook_delivery::{Pool, Roots, Setup};
 use webhook_engine::{
-    Config, End, Engine, Examined, Hold, Identity, SqlStore, Store, TooFew, Trouble,
+    Config, End, Engine, Examined, Hold, Identity, Program, SqlStore, Store, TooFew, Trouble,
     allow_open_files, protocol_problem,
 };
 
@@ -200,7 +200,7 @@ impl Relay<'_> {
         while !self.is_stopped() {
             let problem = match store.examine()? {
                 None => "the database does not have the extension webhook".to_owned(),
-                Some(examined) => match protocol_problem(examined.protocol) {
+                Some(examined) => match protocol_problem(Program::Relay, examined.protocol) {
                     None => return Ok(Some((store, examined))),
                     Some(problem) => problem,
                 },

@@ -8,6 +8,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use serde_json::{Value, json};
 use webhook_e2e::{Cluster, Receiver, Relay, port, wait};
 
+use super::upgrading::of_protocol;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 
 /// Status and body.
@@ -69,6 +71,60 @@ fn healthz_says_whether_the_relay_delivers_and_why_not() {
         levels.collect::<Vec<_>>().contains(&"WARNING".to_owned()),
         "{log}"
     );
+}
+
+#[test]
+fn a_relay_one_protocol_ahead_or_behind_holds_and_says_what_helps() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("skew");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let spoken: i32 = database.query_one_value("SELECT webhook.protocol()");
+    let port = port::free();
+    let connection = cluster.address(cluster.port(), database.name());
+    let address = format!("127.0.0.1:{port}");
+    for (of_sql, remedy) in [
+        (
+            spoken + 1,
+            "install webhook-relay of the same version as the extension",
+        ),
+        (
+            spoken - 1,
+            "ALTER EXTENSION webhook UPDATE brings the SQL up to date",
+        ),
+    ] {
+        let problem = format!(
+            "this relay speaks protocol {spoken}, and the SQL of this database protocol {of_sql}; {remedy}"
+        );
+        let holds = || {
+            let reason = json!({"state": "waiting", "reason": problem, "in_flight": 0});
+            wait_for(port, (503, reason));
+        };
+        // One that starts.
+        database.execute(&of_protocol(of_sql));
+        let relay = Relay::start(PROGRAM, &connection, &["--http", &address]);
+        holds();
+        relay.wait_for_log(&format!("webhook-relay delivers nothing: {problem}"));
+        let event = database.emit("order.created", json!({}));
+        let senders = "SELECT count(*) FROM webhook.sender";
+        assert_eq!(
+            database.query_one_value::<i64>(senders),
+            0,
+            "it touches nothing"
+        );
+        assert_eq!(database.delivery_status(event).as_deref(), Some("PENDING"));
+        database.execute(&of_protocol(spoken));
+        database.wait_for_status(event, "SENT");
+        // One that delivers.
+        database.execute(&of_protocol(of_sql));
+        holds();
+        let event = database.emit("order.created", json!({}));
+        database.execute(&of_protocol(spoken));
+        database.wait_for_status(event, "SENT");
+        relay.terminate();
+        assert!(relay.wait().success(), "{}", relay.log());
+    }
+    assert_eq!(receiver.request_count(), 4);
 }
 
 #[test]

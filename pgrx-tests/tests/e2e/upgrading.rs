@@ -181,7 +181,7 @@ fn sql_of_another_protocol_holds_the_worker_which_says_what_helps() {
 }
 
 /// Makes the SQL of this database say it, and wakes the worker.
-fn of_protocol(number: i32) -> String {
+pub fn of_protocol(number: i32) -> String {
     format!(
         "CREATE OR REPLACE FUNCTION webhook.protocol() RETURNS int LANGUAGE sql IMMUTABLE RETURN {number};
          SELECT webhook.wake()"
