@@ -45,6 +45,7 @@ mod jit;
 mod large_payloads;
 mod launching;
 mod library;
+mod lost_relays;
 mod manual_updates;
 mod memory;
 mod metrics;
