@@ -6,10 +6,12 @@
 //! - `relay` is the life of the process: it finds the SQL, turns the engine, waits, reconnects and stops
 //! - `settings` are those of the database that count here too
 //! - `portable` makes the schema in a database without the library, by the statements of `script`
+//! - `memory` that a burst took is given back
 //! - `log` and `health` tell people and machines how it is
 
 mod health;
 mod log;
+mod memory;
 mod options;
 mod passfile;
 mod portable;

@@ -20,6 +20,7 @@ use webhook_engine::{
 
 use crate::health::{self, Health};
 use crate::log;
+use crate::memory::Burst;
 use crate::options::Options;
 use crate::pooler;
 use crate::session::Session;
@@ -236,6 +237,7 @@ impl Relay<'_> {
         );
         let mut next_settings = Instant::now() + SETTINGS_EVERY;
         let mut last_look = Instant::now();
+        let mut burst = Burst::default();
         loop {
             if self.is_stopped() {
                 self.stop(&mut engine, &outcomes);
@@ -280,6 +282,7 @@ impl Relay<'_> {
             match turned {
                 Ok(pause) => {
                     self.tell_health(&engine, &settings);
+                    burst.note(engine.in_flight());
                     let mut pause = pause.min(next_settings.saturating_duration_since(Instant::now()));
                     if !settings.rings && engine.trouble().is_none() {
                         pause = pause.min(next_look(last_look, engine.in_flight()));

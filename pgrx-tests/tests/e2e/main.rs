@@ -71,6 +71,7 @@ mod recipients;
 mod recovery;
 mod redaction;
 mod relay;
+mod relay_at_rest;
 mod relay_connection;
 mod relay_health;
 mod released;

@@ -1,0 +1,42 @@
+//! The allocator keeps what was freed, and would keep the largest burst that ever was.
+
+use std::time::{Duration, Instant};
+
+/// Connections to receivers rest for up to a minute after a burst, and are freed then.
+const AFTERMATH: Duration = Duration::from_secs(90);
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Gives to the system what was freed, when a burst is over.
+#[derive(Default)]
+pub struct Burst {
+    /// When something was last in flight, if what it took was not given back since.
+    last: Option<Instant>,
+    given_back: Option<Instant>,
+}
+
+impl Burst {
+    /// After each turn.
+    pub fn note(&mut self, in_flight: usize) {
+        let now = Instant::now();
+        if in_flight > 0 {
+            self.last = Some(now);
+            return;
+        }
+        let Some(last) = self.last else { return };
+        if self.given_back.is_none_or(|at| now >= at + EVERY) {
+            give_back();
+            self.given_back = Some(now);
+            if now >= last + AFTERMATH {
+                self.last = None;
+            }
+        }
+    }
+}
+
+fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it has no preconditions.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
