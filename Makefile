@@ -158,8 +158,10 @@ venv: setup ## what the checks take from PyPI and npm
 		$(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(VENV) && \
 		cp pgrx-tests/verifiers/package-lock.json $(VENV)/node_modules/installed.json; }
 
-package: ## the files to install, under target/package
+package: relay ## the files to install, under target/package
 	@$(MAKE) --no-print-directory install DESTDIR=$(TARGET)/package INSTALLER=
+	@install -D -m 755 -t $(TARGET)/package/usr/bin $(TARGET)/release/webhook-relay
+	@install -D -m 644 -t $(TARGET)/package/usr/lib/systemd/system relay/webhook-relay.service
 
 clean: ## remove what was built
 	cargo clean

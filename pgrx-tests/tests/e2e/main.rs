@@ -74,6 +74,7 @@ mod relay;
 mod relay_at_rest;
 mod relay_connection;
 mod relay_health;
+mod relay_service;
 mod released;
 mod remembered_routes;
 mod removing_endpoints;
