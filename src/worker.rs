@@ -369,17 +369,17 @@ impl Worker {
         });
         let Some(told) = told else { return };
         if told.is_anything() {
-            self.engine.wake(Wake::Anything);
+            self.engine.tell_of_commit(Wake::Anything);
         }
         // SAFETY: reads the clock.
         let now = unsafe { pg_sys::GetCurrentTimestamp() };
         for (id, due_at) in told.endpoints() {
             if *id < 0 {
-                self.engine.wake(Wake::Changed { id: -id });
+                self.engine.tell_of_commit(Wake::Changed { id: -id });
                 continue;
             }
             let microseconds = due_at.saturating_sub(now).max(0);
-            self.engine.wake(Wake::Endpoint {
+            self.engine.tell_of_commit(Wake::Endpoint {
                 id: *id,
                 due_in: Duration::from_micros(microseconds as u64),
                 position: *due_at as f64 / 1e6 + EPOCH,

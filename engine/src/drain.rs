@@ -35,7 +35,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 break;
             }
         }
-        self.end_instance();
+        self.end_sender();
     }
 
     /// Takes back what has not gone out.

@@ -71,7 +71,7 @@ pub struct Engine<S, W> {
     pub(crate) database: String,
     pub(crate) hold: Option<Hold>,
     /// Taken when first something may be claimed.
-    pub(crate) instance: Option<i32>,
+    pub(crate) sender: Option<i32>,
     /// The run before it, which has lost its session.
     pub(crate) earlier: Option<i32>,
     pub(crate) ledger: Ledger,
@@ -102,7 +102,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             installation,
             database,
             hold: None,
-            instance: None,
+            sender: None,
             earlier: None,
             ledger: Ledger::default(),
             agenda: Agenda::default(),
@@ -223,14 +223,14 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     /// This run's number, taken when it is first needed: a server that is read-only has none to give.
-    pub(crate) fn instance(&mut self) -> Result<i32, Trouble> {
-        if let Some(instance) = self.instance {
-            return Ok(instance);
+    pub(crate) fn sender(&mut self) -> Result<i32, Trouble> {
+        if let Some(sender) = self.sender {
+            return Ok(sender);
         }
         let earlier = self.earlier.into_iter().collect();
-        let instance = self.store.begin_sender(earlier)?;
+        let sender = self.store.begin_sender(earlier)?;
         self.earlier = None;
-        Ok(*self.instance.insert(instance))
+        Ok(*self.sender.insert(sender))
     }
 
     fn exchange(&mut self, now: Instant) -> Result<Duration, Trouble> {
@@ -258,7 +258,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     fn wishes(&mut self, cautious: bool, now: Instant) -> Result<Wishes, Trouble> {
-        let instance = self.instance()?;
+        let sender = self.sender()?;
         if let Some(after) = self.agenda.look_after(now) {
             let begun = Instant::now();
             let page = self.store.agenda(after, agenda::PAGE)?;
@@ -291,7 +291,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 .for_each(|wish| wish.count = wish.count.min(1));
         }
         Ok(Wishes {
-            instance: Some(instance),
+            sender: Some(sender),
             of_endpoints: wishes,
             byte_room: self.budget.room(self.ledger.bytes_out()),
             asked: Vec::new(),

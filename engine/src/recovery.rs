@@ -73,7 +73,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             recovery.next_reconsideration = begun + RECONSIDER_EVERY.min(self.config.stale_after);
             self.ledger.reconsider();
         }
-        let instance = self.instance()?;
+        let sender = self.sender()?;
         let recovery = &mut self.housekeeping.recovery;
         if recovery.dead.is_empty() {
             recovery.dead = self.store.dead_senders()?;
@@ -85,7 +85,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let in_flight = self.ledger.keys();
         let recovered =
             self.store
-                .recover(instance, &in_flight, recovery.position.as_deref(), PAGE)?;
+                .recover(sender, &in_flight, recovery.position.as_deref(), PAGE)?;
         recovery.order = self.store.keep_order(recovery.order.as_deref(), PAGE)?;
         let (ended, orphans_after) = self.store.end_orphans(recovery.orphans_after, ORPHANS)?;
         recovery.orphans_after = orphans_after;
@@ -129,10 +129,10 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     /// Nothing of this run is left to be recovered, so the next one need not look for it.
-    pub(crate) fn end_instance(&mut self) {
-        if let Some(instance) = self.instance.filter(|_| self.ledger.keys().is_empty()) {
+    pub(crate) fn end_sender(&mut self) {
+        if let Some(sender) = self.sender.filter(|_| self.ledger.keys().is_empty()) {
             // Where that fails, it does look.
-            let _ = self.store.end_senders(vec![instance]);
+            let _ = self.store.end_senders(vec![sender]);
         }
     }
 }

@@ -38,7 +38,8 @@ impl Ring {
 }
 
 impl<S: Store, W: Wire> Engine<S, W> {
-    pub fn wake(&mut self, wake: Wake) {
+    /// Something was committed: rings for the senders that serve it and cannot see it.
+    pub fn tell_of_commit(&mut self, wake: Wake) {
         let shares = self.agenda.shares();
         self.ring.is_due |= match &wake {
             Wake::Endpoint { id, .. } | Wake::Changed { id } => !shares.serve(*id),
@@ -47,15 +48,15 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.agenda.wake(wake, Instant::now());
     }
 
-    /// Something was committed, and all senders know it.
-    pub fn rung(&mut self) {
+    /// Another sender rang: all know it.
+    pub fn hear_ring(&mut self) {
         self.agenda.wake(Wake::Anything, Instant::now());
     }
 
     /// The store has another session, which has none of the locks of the last: this run goes on under another number and
     /// asks for its shares anew. It keeps what is on the wire, and looks for claims of which it was never told.
     pub fn begin_session(&mut self) {
-        self.earlier = self.instance.take().or(self.earlier);
+        self.earlier = self.sender.take().or(self.earlier);
         self.serve(&Shares::default());
         self.next_look_at_shares = Instant::now();
         self.housekeeping.recovery.begin_anew();
@@ -100,7 +101,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     fn take_shares(&mut self, now: Instant) -> Result<(), Trouble> {
-        let sender = self.instance()?;
+        let sender = self.sender()?;
         let found = self.store.take_shares(sender, self.in_flight())?;
         self.serve(&found);
         if found.are_all() {
@@ -119,9 +120,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// Others are to send: ends this run as soon as nothing is in flight.
     fn retire(&mut self) -> Result<(), Trouble> {
         self.serve(&Shares::default());
-        if let Some(sender) = self.instance.filter(|_| self.has_nothing_of_others()) {
+        if let Some(sender) = self.sender.filter(|_| self.has_nothing_of_others()) {
             self.store.end_senders(vec![sender])?;
-            self.instance = None;
+            self.sender = None;
         }
         Ok(())
     }

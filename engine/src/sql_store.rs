@@ -149,7 +149,7 @@ impl<C: Connection> Store for SqlStore<C> {
                 })),
                 Parameter::Ints(column(&wishes.asked, |(endpoint_id, _)| *endpoint_id)),
                 Parameter::NullableFloats(column(&wishes.asked, |(_, position)| Some(*position))),
-                Parameter::Int(wishes.instance),
+                Parameter::Int(wishes.sender),
                 Parameter::Ints(column(wished, |wish| int(wish.count))),
                 Parameter::BigInts(column(wished, |wish| big_int(wish.byte_room))),
                 Parameter::BigInt(big_int(wishes.byte_room)),
@@ -246,13 +246,13 @@ impl<C: Connection> Store for SqlStore<C> {
 
     fn recover(
         &mut self,
-        instance: i32,
+        sender: i32,
         in_flight: &[Key],
         position: Option<&str>,
         page_size: i32,
     ) -> Result<Recovered, Trouble> {
         let parameters = [
-            Parameter::Int(Some(instance)),
+            Parameter::Int(Some(sender)),
             Parameter::Uuids(column(in_flight, |key| key.event_id)),
             Parameter::Ints(column(in_flight, |key| key.endpoint_id)),
             Parameter::Text(position),

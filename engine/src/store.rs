@@ -41,7 +41,7 @@ pub trait Store {
     /// beginning where there is none.
     fn recover(
         &mut self,
-        instance: i32,
+        sender: i32,
         in_flight: &[Key],
         position: Option<&str>,
         page_size: i32,
@@ -85,7 +85,7 @@ pub struct Wish {
 
 #[derive(Default)]
 pub struct Wishes {
-    pub instance: Option<i32>,
+    pub sender: Option<i32>,
     pub of_endpoints: Vec<Wish>,
     /// The bytes of payload that there is room for.
     pub byte_room: usize,

@@ -361,7 +361,7 @@ impl Relay<'_> {
             }
         });
         if is_rung {
-            engine.rung();
+            engine.hear_ring();
         }
     }
 

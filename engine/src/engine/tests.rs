@@ -30,6 +30,8 @@ struct Scripted {
     /// All of them where nothing is said.
     shares: Option<Shares>,
     released_shares: Vec<i32>,
+    /// Runs that the last one named as its own.
+    earlier: Vec<i32>,
     upkeep: usize,
     rings: usize,
     /// Of the next addition to the counters.
@@ -65,7 +67,8 @@ impl Store for Scripted {
         Ok(0)
     }
 
-    fn begin_sender(&mut self, _: Vec<i32>) -> Result<i32, Trouble> {
+    fn begin_sender(&mut self, earlier: Vec<i32>) -> Result<i32, Trouble> {
+        self.earlier = earlier;
         Ok(1)
     }
 
@@ -362,13 +365,13 @@ fn queues_are_read_from_where_they_were_read_to_also_where_nothing_is_wished_for
         due_in: Duration::ZERO,
         position,
     };
-    engine.wake(due_now(1, 8.0));
+    engine.tell_of_commit(due_now(1, 8.0));
     engine.turn().unwrap();
     assert_eq!(engine.store.asked.last().unwrap().about, [(1, 7.0)]);
 
     // It ended meanwhile, and 2 is wished for alone: the position of 1 is 9 by now, and a commit tells of something earlier.
     engine.ledger.end(Ending::released(key(3)));
-    engine.wake(due_now(2, 1.0));
+    engine.tell_of_commit(due_now(2, 1.0));
     engine.hold(Some(Hold::Claiming));
     engine.turn().unwrap();
     let held = engine.store.asked.last().unwrap();
@@ -392,7 +395,7 @@ fn an_endpoint_that_has_changed_is_asked_about_before_anything_is_claimed_of_it(
         ..Exchanged::default()
     };
     engine.store.answers.push_back(Ok(limited));
-    engine.wake(Wake::Changed { id: 1 });
+    engine.tell_of_commit(Wake::Changed { id: 1 });
     engine.turn().unwrap();
     let asked = engine.store.asked.last().unwrap().clone();
     assert_eq!((asked.wishes.len(), asked.about[0].0), (0, 1));
@@ -555,7 +558,7 @@ fn a_breaker_that_opens_withdraws_what_is_not_on_the_wire() {
 fn a_hold_claims_nothing_and_settles_all_the_same() {
     let mut engine = with_claims(1);
     engine.store.agenda = vec![due(true)];
-    engine.wake(Wake::Anything);
+    engine.tell_of_commit(Wake::Anything);
     engine.wire.answer(200);
     engine.hold(Some(Hold::Claiming));
     engine.turn().unwrap();
@@ -599,138 +602,4 @@ fn an_engine_ends_when_its_sql_is_gone() {
     assert_eq!(engine.turn(), Err(End::Gone));
 }
 
-fn of_endpoint(endpoint_id: i32) -> Due {
-    Due {
-        endpoint_id,
-        ..due(true)
-    }
-}
-
-fn wished(engine: &Engine<Scripted, Held>) -> Vec<i32> {
-    let asked = engine.store.asked.iter().flat_map(|asked| &asked.wishes);
-    let mut endpoints: Vec<i32> = asked.map(|wish| wish.endpoint_id).collect();
-    endpoints.sort_unstable();
-    endpoints
-}
-
-#[test]
-fn only_endpoints_of_its_own_shares_are_served() {
-    let mut engine = engine(Scripted {
-        agenda: (1..=4).map(of_endpoint).collect(),
-        shares: Some(shares(2, &[1], &[])),
-        ..Scripted::default()
-    });
-    engine.turn().unwrap();
-    engine.wake(Wake::Endpoint {
-        id: 6,
-        due_in: Duration::ZERO,
-        position: 0.0,
-    });
-    engine.turn().unwrap();
-    assert_eq!(wished(&engine), [1, 3]);
-}
-
-#[test]
-fn a_stand_by_does_nothing_and_asks_again_soon() {
-    let mut engine = engine(Scripted {
-        agenda: vec![due(true)],
-        shares: Some(shares(1, &[], &[])),
-        ..Scripted::default()
-    });
-    let mut pause = engine.turn().unwrap();
-    for _ in 0..5 {
-        pause = engine.turn().unwrap();
-    }
-    assert!(wished(&engine).is_empty());
-    let soon = Duration::from_millis(250)..=Duration::from_millis(500);
-    assert!(soon.contains(&pause), "{pause:?}");
-    assert_eq!(engine.store.upkeep, 0);
-
-    engine.store.shares = None;
-    engine.next_look_at_shares = Instant::now();
-    engine.turn().unwrap();
-    assert_eq!(wished(&engine), [1]);
-}
-
-#[test]
-fn a_share_is_released_when_nothing_of_it_is_in_flight_and_what_waits_is_given_back() {
-    let mut engine = with_claims(2);
-    let on_the_wire = engine.wire.submitted.borrow_mut().pop().unwrap();
-    engine.store.shares = Some(shares(2, &[0], &[1]));
-    engine.next_look_at_shares = Instant::now();
-    engine.turn().unwrap();
-    assert_eq!(last_endings(&engine), [key(1)], "given back");
-    assert!(engine.store.released_shares.is_empty());
-
-    engine.wire.submitted.replace(vec![on_the_wire]);
-    engine.wire.answer(200);
-    engine.turn().unwrap();
-    assert_eq!(last_endings(&engine), [key(2)]);
-    engine.next_look_at_shares = Instant::now();
-    engine.turn().unwrap();
-    assert_eq!(engine.store.released_shares, [1]);
-}
-
-#[test]
-fn without_room_for_a_single_request_a_sender_ends_its_run_when_nothing_is_in_flight() {
-    let mut engine = with_claims(1);
-    let none = Config {
-        max_in_flight: 0,
-        ..engine.config.clone()
-    };
-    let on_the_wire = engine.wire.submitted.take();
-    engine.configure(none);
-    engine.hold(Some(Hold::Claiming));
-    engine.turn().unwrap();
-    assert_eq!(engine.instance, Some(1), "one is still in flight");
-    engine.wire.submitted.replace(on_the_wire);
-    engine.wire.answer(200);
-    engine.turn().unwrap();
-    engine.next_look_at_shares = Instant::now();
-    engine.turn().unwrap();
-    assert_eq!(engine.instance, None);
-}
-
-#[test]
-fn others_are_told_of_what_is_theirs_and_not_more_often_than_they_need() {
-    let mut engine = engine(Scripted {
-        shares: Some(shares(2, &[1], &[])),
-        ..Scripted::default()
-    });
-    let committed = |id| Wake::Endpoint {
-        id,
-        due_in: Duration::ZERO,
-        position: 0.0,
-    };
-    engine.turn().unwrap();
-    engine.wake(committed(1));
-    engine.turn().unwrap();
-    assert_eq!(engine.store.rings, 0, "that is its own");
-    engine.wake(committed(2));
-    engine.turn().unwrap();
-    assert_eq!(engine.store.rings, 1);
-    engine.wake(committed(2));
-    engine.wake(Wake::Anything);
-    let pause = engine.turn().unwrap();
-    assert_eq!(engine.store.rings, 1);
-    assert!(pause <= Duration::from_millis(20), "{pause:?}");
-}
-
-#[test]
-fn a_sender_that_is_alone_tells_nobody() {
-    let mut engine = engine(Scripted::default());
-    engine.turn().unwrap();
-    engine.wake(Wake::Anything);
-    engine.turn().unwrap();
-    assert_eq!(engine.store.rings, 0);
-}
-
-#[test]
-fn a_sender_that_is_held_from_the_start_rests() {
-    for hold in [Hold::Claiming, Hold::Writing] {
-        let mut engine = engine(Scripted::default());
-        engine.hold(Some(hold));
-        let pauses: Vec<Duration> = (0..10).map(|_| engine.turn().unwrap()).collect();
-        assert!(pauses[9] > Duration::from_secs(1), "{hold:?}: {pauses:?}");
-    }
-}
+mod shares;

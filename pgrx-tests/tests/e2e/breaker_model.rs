@@ -291,7 +291,7 @@ impl Case<'_> {
         let in_want = self.in_want();
         let closed = |endpoint: &Endpoint| endpoint.breaker.is_closed();
         let were_closed: Vec<bool> = self.endpoints.iter().map(closed).collect();
-        self.engine.wake(Wake::Anything);
+        self.engine.tell_of_commit(Wake::Anything);
         self.engine.turn().expect("nothing ends the engine");
         let exchanges = self.engine.store().connection.take_exchanges();
         assert!(exchanges.len() <= 1, "a turn is one exchange");

@@ -228,7 +228,7 @@ fn claims_of_a_lost_answer_are_recovered_and_sent() {
     });
 
     let second = database.emit("order.created", json!({}));
-    sender.engine.wake(Wake::Anything);
+    sender.engine.tell_of_commit(Wake::Anything);
     sender.turn_without_answer();
     assert_eq!(
         database.delivery_status(second).as_deref(),

@@ -397,7 +397,7 @@ impl Case<'_> {
 
     fn claim(&mut self) {
         self.engine.hold(None);
-        self.engine.wake(Wake::Anything);
+        self.engine.tell_of_commit(Wake::Anything);
         let exchanges = self.turn();
         let claimed = self.engine.wire().take_submitted();
         let claimed: HashSet<Claim> = claimed.into_iter().collect();
