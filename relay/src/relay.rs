@@ -266,7 +266,7 @@ impl Relay<'_> {
                 }
             }
             if !settings.rings && next_look(last_look, engine.in_flight()).is_zero() {
-                engine.rung();
+                engine.hear_ring();
                 last_look = Instant::now();
             }
             if engine.in_flight() > 0 && self.silence.calls_for_question() {
@@ -283,7 +283,8 @@ impl Relay<'_> {
                 Ok(pause) => {
                     self.tell_health(&engine, &settings);
                     burst.note(engine.in_flight());
-                    let mut pause = pause.min(next_settings.saturating_duration_since(Instant::now()));
+                    let mut pause =
+                        pause.min(next_settings.saturating_duration_since(Instant::now()));
                     if !settings.rings && engine.trouble().is_none() {
                         pause = pause.min(next_look(last_look, engine.in_flight()));
                     }

@@ -149,9 +149,11 @@ fn the_activity_of_the_worker_shows_its_state() {
     let (database, receiver) = (Cluster::shared().database("activity"), Receiver::start());
     let seen = |state: &str, query: &str| {
         database.wait_until(&format!(
-            "SELECT application_name = 'webhook worker' AND backend_type = 'webhook worker' AND state = '{state}'
-                    AND query = 'delivering webhooks: {query}'
-             FROM pg_stat_activity WHERE pid = (SELECT worker_pid FROM webhook_status())"
+            "SELECT EXISTS (
+                 SELECT FROM pg_stat_activity
+                 WHERE pid = (SELECT worker_pid FROM webhook_status()) AND application_name = 'webhook worker'
+                   AND backend_type = 'webhook worker' AND state = '{state}'
+                   AND query = 'delivering webhooks: {query}')"
         ))
     };
     seen("idle", "running, 0 in flight");
