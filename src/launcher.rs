@@ -283,10 +283,10 @@ impl Launcher {
                 ))
             });
             match seen {
-                Some((failures, 0, None, last_error)) if failures >= FAILURES_TO_TELL => {
-                    if self.said_failing.insert(database.oid) {
-                        report_failing(database, failures, last_error.to_option());
-                    }
+                Some((failures, 0, None, last_error))
+                    if failures >= FAILURES_TO_TELL && self.said_failing.insert(database.oid) =>
+                {
+                    report_failing(database, failures, last_error.to_option());
                 }
                 Some((0, _, Some(_), _)) if self.said_failing.remove(&database.oid) => {
                     log!(
