@@ -25,21 +25,20 @@ const WANTED_MB: f64 = 20.0;
 const WANTED_CORE: f64 = 0.01;
 
 pub fn run(options: &Options) -> Vec<Figure> {
-    let cluster = (Cluster::builder().purpose("bench"))
-        .setting("max_wal_size = '8GB'")
-        .start();
-    let [served, relayed] = ["served", "relayed"].map(|name| {
-        let database = cluster.plain_database(name);
+    let server = |setting: &str| {
+        let server = Cluster::builder().purpose("bench").setting(setting);
+        server.setting("max_wal_size = '8GB'").start()
+    };
+    // In the second one the worker leaves delivery to relays.
+    let clusters = [1000, 0].map(|most| server(&format!("webhook.max_in_flight = {most}")));
+    let [served, relayed] = clusters.each_ref().map(|cluster| {
+        let database = cluster.plain_database("relay");
         database.execute("CREATE EXTENSION webhook");
         database
     });
-    let name = relayed.name();
-    relayed.execute(&format!(
-        "ALTER DATABASE {name} SET webhook.max_in_flight = 0"
-    ));
-    let relay = start(&cluster, &relayed);
+    let relay = start(&clusters[1], &relayed);
 
-    let mut figures = rates(options, &cluster, [&served, &relayed]);
+    let mut figures = rates(options, &clusters[1], [&served, &relayed]);
     figures.push(idle(options, &relay));
     figures.push(latency(&relayed));
     figures
