@@ -93,6 +93,10 @@ CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
+CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN coalesce(v.payload_bytes, octet_length(v.payload::text));
+
 -- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
 -- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
 -- one payload at most. The queue of an endpoint is read from positions[i].
@@ -126,7 +130,7 @@ BEGIN
                 SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
                 FROM (
                     SELECT q.ctid AS row_id, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
-                           coalesce((SELECT coalesce(v.payload_bytes, octet_length(v.payload::text)) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
+                           coalesce((SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
                     FROM webhook.delivery_queue q
                     WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
                       -- For the index: unless retries are brought forward, it is read no further.

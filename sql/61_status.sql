@@ -56,10 +56,6 @@ END $$;
 -- Deliveries are counted up to here, so that a look at a long queue costs no more than one at a short one.
 CREATE OR REPLACE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
 
-CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
-    LANGUAGE sql IMMUTABLE
-    RETURN coalesce(v.payload_bytes, octet_length(v.payload::text));
-
 -- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
 -- in flight are.
 CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delivery_queue

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use webhook_delivery::memory;
 
-pub use webhook_delivery::memory::{copy, is_short};
+pub use webhook_delivery::memory::{copy, give_back, is_short};
 
 /// It is never written to, so it takes address space and no memory. Where there is no room for all of it, less will do.
 const RESERVES: [usize; 3] = [16 << 20, 4 << 20, 1 << 20];
@@ -83,13 +83,4 @@ pub fn take_reserve() -> bool {
         memory::set_short(false);
     }
     there
-}
-
-/// Gives to the system what was freed.
-pub fn give_back() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it has no preconditions.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }

@@ -29,6 +29,15 @@ pub fn may_fail() -> bool {
     MAY_FAIL.get()
 }
 
+/// Gives to the system what was freed.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it has no preconditions.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 

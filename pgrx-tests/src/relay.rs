@@ -1,5 +1,7 @@
 //! A relay: the program that delivers from outside of the server.
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Command, ExitStatus, Stdio};
 
 use libc::c_int;
@@ -7,7 +9,7 @@ use libc::c_int;
 use crate::directory::ServerDirectory;
 use crate::log::ServerLog;
 use crate::process::{Process, unprivileged};
-use crate::wait;
+use crate::{port, wait};
 
 /// Receivers are on loopback.
 const LOOPBACK: [&str; 4] = [
@@ -83,6 +85,35 @@ impl Relay {
 
     pub fn wait(&self) -> ExitStatus {
         self.process.wait()
+    }
+}
+
+/// What a relay tells systemd.
+pub struct ServiceManager {
+    name: String,
+    socket: UnixDatagram,
+}
+
+impl ServiceManager {
+    pub fn start() -> ServiceManager {
+        let name = format!("webhook-relay-{}", port::free());
+        let address = SocketAddr::from_abstract_name(&name).expect("the name is short");
+        let socket = UnixDatagram::bind_addr(&address).expect("nobody else has the name");
+        let timeout = socket.set_read_timeout(Some(wait::DEADLINE));
+        timeout.expect("it is a time");
+        ServiceManager { name, socket }
+    }
+
+    pub fn manage(&self, command: &mut Command) {
+        command.env("NOTIFY_SOCKET", format!("@{}", self.name));
+    }
+
+    /// Waits for the next message.
+    pub fn told(&self) -> String {
+        let mut buffer = [0; 1000];
+        let length = self.socket.recv(&mut buffer);
+        let length = length.expect("the relay says something");
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
     }
 }
 

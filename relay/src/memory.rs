@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use webhook_delivery::memory::give_back;
+
 /// Connections to receivers rest for up to a minute after a burst, and are freed then.
 const AFTERMATH: Duration = Duration::from_secs(90);
 const EVERY: Duration = Duration::from_secs(5);
@@ -30,13 +32,5 @@ impl Burst {
                 self.last = None;
             }
         }
-    }
-}
-
-fn give_back() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it has no preconditions.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }

@@ -2,10 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use serde_json::{Value, json};
+use webhook_e2e::relay::ServiceManager;
 use webhook_e2e::{Cluster, Receiver, Relay, port, wait};
 
 use super::upgrading::of_protocol;
@@ -131,17 +130,10 @@ fn a_relay_one_protocol_ahead_or_behind_holds_and_says_what_helps() {
 fn the_service_manager_is_told_when_the_relay_is_ready_and_when_it_stops() {
     let cluster = Cluster::relayed();
     let database = cluster.database("service");
-    let name = format!("webhook-relay-{}", port::free());
-    let address = SocketAddr::from_abstract_name(&name).unwrap();
-    let manager = UnixDatagram::bind_addr(&address).unwrap();
-    manager.set_read_timeout(Some(wait::DEADLINE)).unwrap();
-    let told = || {
-        let mut buffer = [0; 1000];
-        let length = manager.recv(&mut buffer).expect("the relay says something");
-        String::from_utf8_lossy(&buffer[..length]).into_owned()
-    };
+    let manager = ServiceManager::start();
+    let told = || manager.told();
     let mut command = Relay::program(PROGRAM);
-    command.env("NOTIFY_SOCKET", format!("@{name}"));
+    manager.manage(&mut command);
     command.arg(cluster.address(cluster.port(), database.name()));
     let relay = Relay::spawn(command);
     assert_eq!(told(), "READY=1\nSTATUS=delivering");

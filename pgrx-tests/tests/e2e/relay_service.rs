@@ -2,11 +2,10 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 
 use webhook_e2e::directory::ServerDirectory;
+use webhook_e2e::relay::ServiceManager;
 use webhook_e2e::{Cluster, Relay, port, wait};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
@@ -97,17 +96,10 @@ fn the_unit_starts_a_relay_that_tells_when_it_is_ready_however_long_that_takes()
     let (_, options) = options.expect("the example has options").clone();
     let options = options.replace(":8080", &format!(":{}", port::free()));
 
-    let socket = format!("webhook-relay-{}", port::free());
-    let manager = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&socket).unwrap());
-    let manager = manager.unwrap();
-    manager.set_read_timeout(Some(wait::DEADLINE)).unwrap();
-    let told = || {
-        let mut buffer = [0; 1000];
-        let length = manager.recv(&mut buffer).expect("the relay says something");
-        String::from_utf8_lossy(&buffer[..length]).into_owned()
-    };
+    let manager = ServiceManager::start();
+    let told = || manager.told();
     let mut command = Relay::program(PROGRAM);
-    command.env("NOTIFY_SOCKET", format!("@{socket}"));
+    manager.manage(&mut command);
     command.envs(example).args(options.split(' '));
     let relay = Relay::spawn(command);
     let waits = told();
