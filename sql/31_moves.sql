@@ -27,10 +27,13 @@ CREATE OR REPLACE FUNCTION webhook.finish_queued(
 DECLARE
     moved bigint;
 BEGIN
-    WITH gone AS (
-        DELETE FROM webhook.delivery_queue q
-        USING (SELECT * FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id) ORDER BY 1, 2) m
-        WHERE q.event_id = m.event_id AND q.endpoint_id = m.endpoint_id
+    WITH met AS MATERIALIZED (
+        SELECT q.row_id
+        FROM (SELECT * FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id) ORDER BY 1, 2) m
+        CROSS JOIN LATERAL (SELECT q.ctid AS row_id FROM webhook.delivery_queue q
+                            WHERE q.event_id = m.event_id AND q.endpoint_id = m.endpoint_id LIMIT 1 FOR UPDATE) q
+    ), gone AS (
+        DELETE FROM webhook.delivery_queue q USING met WHERE q.ctid = met.row_id
         RETURNING q.*
     )
     INSERT INTO webhook.delivery
@@ -59,7 +62,8 @@ BEGIN
         SELECT d.endpoint_id, count(*) AS deliveries, (array_agg(d.event_id))[:10] AS event_ids,
                count(*) FILTER (WHERE d.attempts > 1) AS retried, sum(greatest(d.attempts - 1, 0))::bigint AS retries
         FROM unnest(event_ids, endpoint_ids) AS m (event_id, endpoint_id)
-        JOIN webhook.dead_letter d ON d.event_id = m.event_id AND d.endpoint_id = m.endpoint_id
+        CROSS JOIN LATERAL (SELECT d.* FROM webhook.dead_letter d
+                            WHERE d.event_id = m.event_id AND d.endpoint_id = m.endpoint_id LIMIT 1) d
         WHERE NOT webhook.is_own(d.event_type)
         GROUP BY d.endpoint_id
     ), told AS (

@@ -51,6 +51,52 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
     every_call_reads_little(&mut client);
 }
 
+#[test]
+fn upkeep_planned_for_an_empty_queue_serves_a_backlog_beside_removed_and_paused_endpoints() {
+    const REMOVED: i32 = 50;
+    let cluster = Cluster::builder().setting("webhook.enabled = off").start();
+    let database = cluster.database("upkeep");
+    let mut client = database.connect();
+    let add = "INSERT INTO webhook.endpoint (name, url, event_types, paused_at)
+        SELECT n::text, 'http://127.0.0.1:1/', ARRAY['type.' || n], now() FROM generate_series(1, $1) n";
+    client.execute(add, &[&(2 * REMOVED)]).unwrap();
+    client
+        .execute(
+            "SELECT count(webhook_remove_endpoint(n::text)) FROM generate_series(2, $1) n",
+            &[&REMOVED],
+        )
+        .unwrap();
+    let vacuum = "VACUUM ANALYZE webhook.delivery_queue, webhook.dead_letter, webhook.endpoint, webhook.event";
+    client.batch_execute(vacuum).unwrap();
+    client.batch_execute("SET ROLE webhook_owner").unwrap();
+    for _ in 0..10 {
+        UPKEEP
+            .iter()
+            .for_each(|call| client.batch_execute(call).unwrap());
+    }
+    database.execute(&format!(
+        "SELECT count(*) FROM webhook_emit_many('type.1', array_fill('{{}}'::jsonb, ARRAY[{QUEUED}]));
+         UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE event_id IN (SELECT id FROM webhook.event LIMIT 1000)"
+    ));
+    for call in UPKEEP {
+        let before = index_reads(&mut client);
+        client.batch_execute(call).unwrap();
+        let reads = index_reads(&mut client) - before;
+        // What is queued is counted, up to a limit; nothing is read for each endpoint.
+        assert!(reads < QUEUED, "{call} has read {reads} index entries");
+    }
+}
+
+/// What a sender calls now and then, as removed endpoints that are long gone have it.
+const UPKEEP: [&str; 5] = [
+    "SELECT webhook.end_orphans(0, 100)",
+    "UPDATE webhook.removed_endpoint SET ended_at = now() - interval '1 year';
+     BEGIN; SELECT webhook.forget_removed_endpoints(0, 100); ROLLBACK",
+    "SELECT webhook.expire_waiting(100)",
+    "SELECT webhook.check_metrics()",
+    "SELECT * FROM webhook.survey()",
+];
+
 /// Ordered, by ten keys, and coalesced, each by a key of its own.
 const EMIT_WITH_KEYS: &str = "
     SELECT webhook_emit('type.1', ordering_key => (n % 10)::text, coalesce_key => n::text) FROM generate_series(1, $1) n";
