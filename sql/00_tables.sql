@@ -170,7 +170,8 @@ CREATE TABLE webhook.delivery (
     last_error       text,                                -- the same as a sentence
     duration_ms      int,
     created_at       timestamptz NOT NULL DEFAULT now(),
-    completed_at     timestamptz
+    completed_at     timestamptz,
+    payload_bytes    int                                  -- of its event, so that a claim need not read that; may be null
 ) PARTITION BY LIST (status);
 
 -- Each leaf says in one CHECK what its rows must be. Every INSERT prepares its CHECKs anew: as an expression, that of the

@@ -192,7 +192,8 @@ END $$;
 -- The deliveries of an event for endpoints that were named or have a filter; whether there are any. It wakes the worker.
 CREATE OR REPLACE FUNCTION webhook.queue_for_some(
     event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
-    wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz) RETURNS boolean
+    wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz, payload_bytes int)
+    RETURNS boolean
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 DECLARE
@@ -201,9 +202,9 @@ BEGIN
     WITH queued AS (
         INSERT INTO webhook.delivery_queue AS q
             (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-             coalesce_key, created_at)
+             coalesce_key, created_at, payload_bytes)
         SELECT event_id, s.endpoint_id, event_type, s.max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-               coalesce_key, emitted_at
+               coalesce_key, emitted_at, payload_bytes
         FROM webhook.subscribers(webhook.matching_keys(tenant, event_type)) s
         WHERE (only_endpoints IS NULL OR s.endpoint_id = ANY (only_endpoints))
           AND (s.filter IS NULL OR webhook.passes(s.filter, event_type, payload))
@@ -259,13 +260,13 @@ BEGIN
     routes := webhook.routes(tenant, event_type);
     IF only_endpoints IS NOT NULL OR 0 = ANY (routes) THEN
         is_queued := webhook.queue_for_some(new_event_id, event_type, payload, tenant, only_endpoints, due_at, reason,
-                                            expires_at, ordering_key, coalesce_key, emitted_at);
+                                            expires_at, ordering_key, coalesce_key, emitted_at, size);
     ELSE
         INSERT INTO webhook.delivery_queue
             (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-             coalesce_key, created_at)
+             coalesce_key, created_at, payload_bytes)
         SELECT new_event_id, routes[r.n], event_type, routes[r.n + 1], due_at, reason, expires_at, ordering_key, coalesce_key,
-               emitted_at
+               emitted_at, size
         FROM generate_series(1, cardinality(routes), 2) AS r (n);
         is_queued := FOUND AND webhook.wake_routes(routes, due_at);
     END IF;
@@ -310,8 +311,8 @@ BEGIN
     emitted_at := pg_catalog.clock_timestamp();
     INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, created_at)
     VALUES (new_event_id, emit.tenant, emit.event_type, emit.payload, size, emitted_at);
-    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
-    VALUES (new_event_id, the_endpoint, emit.event_type, attempts, emitted_at, emitted_at);
+    INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at, payload_bytes)
+    VALUES (new_event_id, the_endpoint, emit.event_type, attempts, emitted_at, emitted_at, size);
     RETURN CASE WHEN webhook.wake_endpoint(the_endpoint, emitted_at) THEN new_event_id END;
 END $$;
 
@@ -326,21 +327,18 @@ CREATE OR REPLACE FUNCTION webhook.emit_events(
 DECLARE
     emitted_at timestamptz := clock_timestamp();
     due_at timestamptz := greatest(nullif(deliver_at, 'infinity'), emitted_at);
+    sizes int[] := ARRAY(SELECT octet_length(p::text) FROM unnest(payloads) AS p);
+    largest int := (SELECT max(size) FROM unnest(sizes) AS size);
     queued_for int[];
-    largest int;
 BEGIN
-    WITH recorded AS (
-        INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, idempotency_key, created_at)
-        SELECT v.id, v.tenant, v.event_type, v.payload, octet_length(v.payload::text), v.idempotency_key, emitted_at
-        FROM unnest(event_ids, tenants, event_types, payloads, idempotency_keys)
-             AS v (id, tenant, event_type, payload, idempotency_key)
-        RETURNING payload_bytes
-    )
-    SELECT max(r.payload_bytes) INTO largest FROM recorded r;
     -- An alert has no more than a few kB that could be left out, and must not be kept from the others by a smaller limit.
     IF largest > webhook.max_payload() AND (event_types[1] LIKE 'webhook.%') IS NOT TRUE THEN
         PERFORM webhook.refuse_size(largest);
     END IF;
+    INSERT INTO webhook.event (id, tenant, event_type, payload, payload_bytes, idempotency_key, created_at)
+    SELECT v.id, v.tenant, v.event_type, v.payload, v.size, v.idempotency_key, emitted_at
+    FROM unnest(event_ids, tenants, event_types, payloads, sizes, idempotency_keys)
+         AS v (id, tenant, event_type, payload, size, idempotency_key);
 
     WITH kind AS MATERIALIZED (
         SELECT v.event_type, coalesce(v.tenant, '') AS tenant, webhook.matching_keys(v.tenant, v.event_type) AS keys
@@ -353,12 +351,12 @@ BEGIN
     ), queued AS (
         INSERT INTO webhook.delivery_queue AS q
             (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, wait_reason, expires_at, ordering_key,
-             coalesce_key, created_at)
+             coalesce_key, created_at, payload_bytes)
         SELECT v.id, s.endpoint_id, v.event_type, s.max_attempts, due_at,
                CASE WHEN emit_events.deliver_at = 'infinity' THEN 'parked' ELSE 'new' END, emit_events.expires_at,
-               v.ordering_key, v.coalesce_key, emitted_at
-        FROM unnest(event_ids, event_types, tenants, payloads, ordering_keys, coalesce_keys)
-             AS v (id, event_type, tenant, payload, ordering_key, coalesce_key)
+               v.ordering_key, v.coalesce_key, emitted_at, v.size
+        FROM unnest(event_ids, event_types, tenants, payloads, sizes, ordering_keys, coalesce_keys)
+             AS v (id, event_type, tenant, payload, size, ordering_key, coalesce_key)
         JOIN subscriber s ON s.event_type = v.event_type AND s.tenant = coalesce(v.tenant, '')
         WHERE s.filter IS NULL OR webhook.passes(s.filter, v.event_type, v.payload)
         RETURNING q.endpoint_id

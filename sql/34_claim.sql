@@ -99,38 +99,43 @@ CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
 
 -- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
 -- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
--- one payload at most. The queue of an endpoint is read from positions[i].
+-- one payload at most. The queue of an endpoint is read from positions[i]. `new_routes` are those of these endpoints whose
+-- route is not the one that known_routes[i] stands for.
 CREATE OR REPLACE FUNCTION webhook.pick(
-    endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[],
-    our_origin text)
-    RETURNS tid[]
+    endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[], known_routes text[],
+    our_origin text, OUT picked tid[], OUT new_routes int[])
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    picked tid[];
-    exceptions tid[];
     some_are_ordered boolean;
     some_are_coalesced boolean;
+    some_are_guarded boolean;
 BEGIN
     FOR round IN 1..5 LOOP
-        SELECT array_agg(met.row_id) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced)
-        INTO picked, some_are_ordered, some_are_coalesced
+        SELECT array_agg(met.row_id) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced),
+               bool_or(met.is_guarded), array_agg(DISTINCT met.endpoint_id) FILTER (WHERE met.has_new_route)
+        INTO picked, some_are_ordered, some_are_coalesced, some_are_guarded, new_routes
         FROM (
-            SELECT due.row_id, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
-            FROM unnest(endpoint_ids, capacities, byte_rooms, positions) AS w (endpoint_id, capacity, byte_room, position)
+            SELECT e.id AS endpoint_id, e.stamp IS DISTINCT FROM w.known_route AS has_new_route,
+                   guard.state <> 'CLOSED' OR guard.retries_before IS NOT NULL OR guard.test_event_id IS NOT NULL AS is_guarded,
+                   due.row_id, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
+            FROM unnest(endpoint_ids, capacities, byte_rooms, positions, known_routes)
+                AS w (endpoint_id, capacity, byte_room, position, known_route)
             CROSS JOIN LATERAL (
-                SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at FROM webhook.endpoint e
+                SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at, route.stamp
+                FROM webhook.endpoint e, webhook.route_stamp(e.id, e.xmin, e.policy, e.format) route
                 WHERE e.id = w.endpoint_id LIMIT 1
             ) e
             LEFT JOIN LATERAL (
-                SELECT b.state, b.retries_before FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
+                SELECT b.state, b.retries_before, b.test_event_id FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
             ) guard ON true
-            CROSS JOIN LATERAL (
+            LEFT JOIN LATERAL (
                 SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
                 FROM (
                     SELECT q.ctid AS row_id, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
-                           coalesce((SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
+                           coalesce(q.payload_bytes,
+                                    (SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
                     FROM webhook.delivery_queue q
                     WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
                       -- For the index: unless retries are brought forward, it is read no further.
@@ -141,8 +146,7 @@ BEGIN
                               WHEN 'ready' THEN w.capacity ELSE 0 END
                     FOR UPDATE SKIP LOCKED
                 ) q
-            ) due
-            WHERE due.bytes_before < w.byte_room
+            ) due ON due.bytes_before < w.byte_room
         ) met;
         EXIT WHEN (some_are_ordered OR some_are_coalesced) IS NOT TRUE;
         IF some_are_coalesced THEN
@@ -155,14 +159,10 @@ BEGIN
         EXIT WHEN cardinality(picked) > 0;
     END LOOP;
 
-    IF EXISTS (SELECT FROM webhook.breaker b
-               WHERE b.endpoint_id = ANY (endpoint_ids)
-                 AND (b.state <> 'CLOSED' OR b.retries_before IS NOT NULL OR b.test_event_id IS NOT NULL)) THEN
-        exceptions := webhook.set_followers_aside(webhook.pick_exceptions(endpoint_ids, our_origin));
+    IF some_are_guarded THEN
+        picked := picked || webhook.set_followers_aside(webhook.pick_exceptions(endpoint_ids, our_origin));
         PERFORM webhook.end_catching_up(endpoint_ids);
     END IF;
-
-    RETURN picked || exceptions;
 END $$;
 
 -- Where events come from, as CloudEvents say it: /webhook/<database>, or /webhook/<webhook.site>/<database>. What not every URI may
@@ -175,10 +175,21 @@ CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
                  generate_series(0, octet_length(path) - 1) AS at,
                  LATERAL (SELECT get_byte(path, at) AS byte) b);
 
+-- What a route is made of, by the versions of its rows: another stamp is another route. Whoever remembers a route compares.
+CREATE OR REPLACE FUNCTION webhook.route_stamp(endpoint_id int, endpoint_version xid, policy text, format text)
+    RETURNS TABLE (stamp text)
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+        SELECT concat_ws(' ', endpoint_version, (SELECT p.xmin FROM webhook.policy p WHERE p.name = route_stamp.policy),
+                         ARRAY(SELECT s.xmin FROM webhook.secret s
+                               WHERE s.endpoint_id = route_stamp.endpoint_id AND (s.expires_at IS NULL OR s.expires_at > now())),
+                         CASE format WHEN 'cloudevents' THEN webhook.event_source() END);
+    END;
+
 -- How to reach these endpoints, and in which format.
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, headers jsonb, secrets text[], connect_timeout_ms int, timeout_ms int,
-                   format text, template text, source text)
+                   format text, template text, source text, stamp text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
@@ -187,7 +198,8 @@ BEGIN
            CASE WHEN cardinality(valid.secrets) > 0 THEN valid.secrets ELSE ARRAY[webhook.first_secret(e.id)] END,
            (date_part('epoch', (shared.policy).connect_timeout) * 1000)::int,
            (date_part('epoch', (shared.policy).timeout) * 1000)::int,
-           e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END
+           e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END,
+           (SELECT s.stamp FROM webhook.route_stamp(e.id, e.xmin, e.policy, e.format) s)
     -- Read each policy once.
     FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(e.id) AS endpoint_ids
           FROM webhook.endpoint e WHERE e.id = ANY (endpoint_ids) GROUP BY e.policy OFFSET 0) shared

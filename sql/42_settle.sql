@@ -30,7 +30,6 @@ CREATE OR REPLACE FUNCTION webhook.settle(
 #variable_conflict use_column
 DECLARE
     logs_success boolean := webhook.setting('keep_attempts') = 'all';
-    well_endpoint_ids int[];
     settled bigint[];
     endpoints int[];
     policies webhook.policy[];
@@ -41,15 +40,11 @@ DECLARE
     handed_back int[];
 BEGIN
     IF NOT logs_success THEN
-        well_endpoint_ids := webhook.plainly_well(endpoint_ids, status_codes);
-    END IF;
-    IF cardinality(well_endpoint_ids) > 0 THEN
         SELECT s.settled, s.finished_endpoint_ids, s.finished_statuses, s.finished_latency_classes, s.finished_deliveries,
                s.finished_retried, s.finished_retries
         INTO settled, finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
              finished_retries
-        FROM webhook.settle_successes(well_endpoint_ids, event_ids, endpoint_ids, claim_seqs, status_codes, durations_ms,
-                                      ages_ms) s;
+        FROM webhook.settle_successes(event_ids, endpoint_ids, claim_seqs, status_codes, durations_ms, ages_ms) s;
         -- Most batches are done.
         IF cardinality(settled) = cardinality(event_ids) THEN
             RETURN;

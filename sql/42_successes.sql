@@ -1,26 +1,11 @@
 -- Successes of endpoints that are well: most of what there is to settle. Nothing is judged, no breaker moves and nothing is
--- logged, so two small statements do it; webhook.settle() has the rest.
+-- logged, so one statement does it; webhook.settle() has the rest.
 
--- Endpoints of which this batch has only successes, whose breakers are at rest, and whose policies keep what was sent.
-CREATE OR REPLACE FUNCTION webhook.plainly_well(endpoint_ids int[], status_codes int[]) RETURNS int[]
-    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
-BEGIN
-    RETURN ARRAY(
-        SELECT batch.endpoint_id
-        FROM (SELECT o.endpoint_id, bool_and(o.status_code IS NOT NULL) AS were_answered,
-                     int4range(min(o.status_code), max(o.status_code), '[]') AS statuses
-              FROM unnest(endpoint_ids, status_codes) AS o (endpoint_id, status_code) GROUP BY o.endpoint_id) batch
-        CROSS JOIN LATERAL (SELECT e.policy FROM webhook.endpoint e WHERE e.id = batch.endpoint_id LIMIT 1) e
-        CROSS JOIN LATERAL (SELECT p.keep_sent, p.success_status FROM webhook.policy p WHERE p.name = e.policy LIMIT 1) p
-        LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = batch.endpoint_id LIMIT 1) breaker ON true
-        WHERE batch.were_answered AND batch.statuses <@ p.success_status AND p.keep_sent
-          AND (breaker.b IS NULL OR webhook.is_at_rest(breaker.b)));
-END $$;
-
--- Moves these deliveries into the history, and says which of the outcomes are settled by that and what was finished, as
--- webhook.settle() does. What somebody has locked, what came late, tests, and deliveries with an ordering key are not settled.
+-- Moves deliveries into the history, of endpoints of which this batch has only successes, whose breakers are at rest, and whose
+-- policies keep what was sent. Says which of the outcomes are settled by that and what was finished, as webhook.settle() does.
+-- What somebody has locked, what came late, tests, and deliveries with an ordering key are not settled.
 CREATE OR REPLACE FUNCTION webhook.settle_successes(
-    well_endpoint_ids int[], event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], durations_ms int[],
+    event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], durations_ms int[],
     ages_ms float8[], OUT settled bigint[], OUT finished_endpoint_ids int[], OUT finished_statuses text[],
     OUT finished_latency_classes int[], OUT finished_deliveries bigint[], OUT finished_retried bigint[],
     OUT finished_retries bigint[])
@@ -37,7 +22,16 @@ BEGIN
               AND q.status = 'SENDING' AND q.ordering_key IS NULL AND q.event_type <> 'webhook.test'
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) q
-        WHERE o.endpoint_id = ANY (well_endpoint_ids)
+        WHERE o.endpoint_id = ANY (ARRAY(
+            SELECT batch.endpoint_id
+            FROM (SELECT i.endpoint_id, bool_and(i.status_code IS NOT NULL) AS were_answered,
+                         int4range(min(i.status_code), max(i.status_code), '[]') AS statuses
+                  FROM unnest(endpoint_ids, status_codes) AS i (endpoint_id, status_code) GROUP BY i.endpoint_id) batch
+            CROSS JOIN LATERAL (SELECT e.policy FROM webhook.endpoint e WHERE e.id = batch.endpoint_id LIMIT 1) e
+            CROSS JOIN LATERAL (SELECT p.keep_sent, p.success_status FROM webhook.policy p WHERE p.name = e.policy LIMIT 1) p
+            LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = batch.endpoint_id LIMIT 1) breaker ON true
+            WHERE batch.were_answered AND batch.statuses <@ p.success_status AND p.keep_sent
+              AND (breaker.b IS NULL OR webhook.is_at_rest(breaker.b))))
     ), finished AS (
         DELETE FROM webhook.delivery_queue q USING ended
         WHERE q.ctid = ended.row_id

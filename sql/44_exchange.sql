@@ -8,7 +8,7 @@
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
 --   finished  what webhook.add_figures() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
---   routes    how to reach the endpoints of the claims
+--   routes    how to reach the endpoints of the claims, but for those whose route is the one that known_routes stands for
 --   due       of each endpoint that is asked about, when to ask again
 --
 -- An attempt is counted when it is claimed and not when it ends, so that a delivery that kills its worker runs out of attempts.
@@ -16,7 +16,8 @@
 CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
-    asked_endpoint_ids int[], positions float8[], instance int, capacities int[], byte_rooms bigint[], byte_room bigint)
+    asked_endpoint_ids int[], positions float8[], instance int, capacities int[], byte_rooms bigint[], byte_room bigint,
+    known_routes text[] DEFAULT NULL)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
                    occurred_at text, tenant text, report json)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -27,7 +28,8 @@ DECLARE
     finished json;
     wished_endpoint_ids int[] := asked_endpoint_ids[:cardinality(capacities)];
     our_origin text := webhook.origin();
-    picked tid[];
+    claims record;
+    routes json;
 BEGIN
     IF cardinality(event_ids) > 0 THEN
         settled := webhook.settle(event_ids, endpoint_ids, claim_seqs, status_codes, failures, errors, excerpts,
@@ -48,32 +50,34 @@ BEGIN
     END IF;
 
     IF cardinality(wished_endpoint_ids) > 0 THEN
-        picked := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
-                               our_origin);
-    END IF;
-    IF cardinality(picked) > 0 THEN
-        -- They are locked, so they keep their ctids.
-        RETURN QUERY
-        WITH claimed AS (
-            UPDATE webhook.delivery_queue q
-            SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
-                claimed_at = now(), claimed_by = instance
-            WHERE q.ctid = ANY (picked)
-            RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
-        )
-        SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at,
-               event.tenant, NULL::json
-        FROM claimed c
-        LEFT JOIN LATERAL (
-            SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
-            FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
-        ) event ON true;
+        claims := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
+                               known_routes, our_origin);
+        IF cardinality(claims.picked) > 0 THEN
+            -- They are locked, so they keep their ctids.
+            RETURN QUERY
+            WITH claimed AS (
+                UPDATE webhook.delivery_queue q
+                SET status = 'SENDING', attempts = q.attempts + 1, claim_seq = q.claim_seq + 1,
+                    claimed_at = now(), claimed_by = instance
+                WHERE q.ctid = ANY (claims.picked)
+                RETURNING q.event_id, q.endpoint_id, q.claim_seq, q.attempts - 1 AS earlier_attempts, q.event_type
+            )
+            SELECT c.event_id, c.endpoint_id, c.claim_seq, c.earlier_attempts, c.event_type, event.payload, event.occurred_at,
+                   event.tenant, NULL::json
+            FROM claimed c
+            LEFT JOIN LATERAL (
+                SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
+                FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
+            ) event ON true;
+            IF claims.new_routes IS NOT NULL THEN
+                routes := (SELECT json_agg(r) FROM webhook.routes(claims.new_routes) r);
+            END IF;
+        END IF;
     END IF;
 
     RETURN QUERY
     SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text,
            json_build_object(
-               'locked', locked, 'finished', finished,
-               'routes', (SELECT json_agg(r) FROM webhook.routes(wished_endpoint_ids) r WHERE cardinality(picked) > 0),
+               'locked', locked, 'finished', finished, 'routes', routes,
                'due', (SELECT json_agg(d) FROM webhook.due(asked_endpoint_ids, positions, our_origin) d));
 END $$;

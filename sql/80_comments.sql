@@ -151,8 +151,6 @@ COMMENT ON ROUTINE webhook.patterns_in_words IS 'The first few patterns of an en
 COMMENT ON ROUTINE webhook.pick IS 'Locks due deliveries for a sender, so many for each endpoint.';
 COMMENT ON ROUTINE webhook.pick_exceptions IS
     'Deliveries that go out although their endpoint is not served: probes and tests.';
-COMMENT ON ROUTINE webhook.plainly_well IS
-    'Endpoints of a batch with nothing but successes, whose breakers are at rest.';
 COMMENT ON ROUTINE webhook.policy_of IS 'The policy of that name, or the default.';
 COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
@@ -209,6 +207,7 @@ COMMENT ON ROUTINE webhook.retention_lag IS 'How far retention is behind; null w
 COMMENT ON ROUTINE webhook.revoke_level IS 'The work of webhook_revoke().';
 COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret().';
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
+COMMENT ON ROUTINE webhook.route_stamp IS 'What a route is made of, by the versions of its rows.';
 COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
     'URL, headers and secrets of endpoints, for the sender.';
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
@@ -388,6 +387,7 @@ COMMENT ON COLUMN webhook.delivery.last_error IS 'What went wrong last, as a sen
 COMMENT ON COLUMN webhook.delivery.duration_ms IS 'Duration of the last attempt, in ms.';
 COMMENT ON COLUMN webhook.delivery.created_at IS 'When the event was emitted.';
 COMMENT ON COLUMN webhook.delivery.completed_at IS 'When the delivery ended.';
+COMMENT ON COLUMN webhook.delivery.payload_bytes IS 'Size of the payload as JSON text, as far as it is known here.';
 
 COMMENT ON COLUMN webhook.attempt.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.attempt.endpoint_id IS 'The id of the endpoint.';

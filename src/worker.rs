@@ -59,14 +59,14 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
 
     survey_if_wanted(database);
 
-    let mut store = SqlStore {
-        connection: SpiConnection::default(),
-        identity: Identity {
+    let mut store = SqlStore::new(
+        SpiConnection::default(),
+        Identity {
             kind: "worker",
             host: None,
             version: env!("CARGO_PKG_VERSION"),
         },
-    };
+    );
     match find_sql_that_can_be_worked_with(&mut store, database) {
         Ok(Found::Sql(examined)) => match Worker::start(database, session, store, examined) {
             Ok(mut worker) => worker.run(),

@@ -18,6 +18,7 @@ mod drain;
 mod engine;
 mod figures;
 mod housekeeping;
+mod known_routes;
 mod ledger;
 mod open_files;
 mod protocol;

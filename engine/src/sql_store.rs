@@ -1,7 +1,6 @@
 //! The store of all who can run a statement: which SQL is called, with what, and what comes back.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -9,6 +8,7 @@ use uuid::Uuid;
 use webhook_delivery::{Attempt, Format, Key, Route};
 
 use crate::figures::Figures;
+use crate::known_routes::KnownRoutes;
 use crate::ledger::Ending;
 use crate::store::{
     Alert, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained, Shares,
@@ -62,12 +62,13 @@ pub struct Identity {
 
 pub struct SqlStore<C> {
     pub connection: C,
-    pub identity: Identity,
+    identity: Identity,
+    routes: KnownRoutes,
 }
 
 const EXCHANGE: &str =
     "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
-     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
+     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)";
 const AGENDA: &str = "
     SELECT coalesce(jsonb_agg(d ORDER BY d.endpoint_id), '[]')::text
     FROM webhook.agenda($1, $2) a, webhook.due(a.endpoint_ids, a.positions) d";
@@ -153,9 +154,12 @@ impl<C: Connection> Store for SqlStore<C> {
                 Parameter::Ints(column(wished, |wish| int(wish.count))),
                 Parameter::BigInts(column(wished, |wish| big_int(wish.byte_room))),
                 Parameter::BigInt(big_int(wishes.byte_room)),
+                Parameter::NullableTexts(column(wished, |wish| {
+                    self.routes.stamp(wish.endpoint_id)
+                })),
             ],
         )?;
-        exchanged(rows)
+        exchanged(rows, &mut self.routes)
     }
 
     fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Vec<Due>, Trouble> {
@@ -174,6 +178,8 @@ impl<C: Connection> Store for SqlStore<C> {
     }
 
     fn begin_sender(&mut self, earlier: Vec<i32>) -> Result<i32, Trouble> {
+        // Another server may be the primary now, with other rows of the same versions.
+        self.routes = KnownRoutes::default();
         let Identity {
             kind,
             host,
@@ -236,6 +242,7 @@ impl<C: Connection> Store for SqlStore<C> {
     }
 
     fn survey(&mut self) -> Result<Survey, Trouble> {
+        self.routes.forget_unused();
         let row = self.one(SURVEY, &[])?;
         Ok(Survey {
             foreign_endpoints: row.number(0),
@@ -327,6 +334,16 @@ impl<C: Connection> Store for SqlStore<C> {
 
     fn check_metrics(&mut self) -> Result<bool, Trouble> {
         Ok(self.one(CHECK_METRICS, &[])?.flag(0))
+    }
+}
+
+impl<C> SqlStore<C> {
+    pub fn new(connection: C, identity: Identity) -> Self {
+        SqlStore {
+            connection,
+            identity,
+            routes: KnownRoutes::default(),
+        }
     }
 }
 
@@ -426,6 +443,7 @@ struct ReportedRoute {
     format: String,
     template: Option<String>,
     source: Option<String>,
+    stamp: String,
 }
 
 #[derive(Deserialize)]
@@ -481,7 +499,7 @@ fn header((name, value): (String, serde_json::Value)) -> (String, String) {
     }
 }
 
-fn exchanged(mut rows: Vec<Vec<Value>>) -> Result<Exchanged, Trouble> {
+fn exchanged(mut rows: Vec<Vec<Value>>, routes: &mut KnownRoutes) -> Result<Exchanged, Trouble> {
     let mut last = Row(rows.pop().unwrap_or_default());
     let report: Report = read(&last.text(8).unwrap_or_else(|| "{}".to_owned()))?;
     let locked = report.locked.unwrap_or_default().into_iter();
@@ -501,18 +519,20 @@ fn exchanged(mut rows: Vec<Vec<Value>>) -> Result<Exchanged, Trouble> {
             retries,
         },
     );
-    let routes = report.routes.unwrap_or_default().into_iter();
-    let routes = routes.map(|route| (route.endpoint_id, Arc::new(Route::from(route))));
+    for mut route in report.routes.unwrap_or_default() {
+        let stamp = std::mem::take(&mut route.stamp);
+        routes.learn(stamp, Route::from(route));
+    }
     let due = report.due.unwrap_or_default().into_iter();
     Ok(Exchanged {
         locked: locked.collect(),
         finished: finished.collect(),
-        claimed: claimed(rows, &routes.collect()),
+        claimed: claimed(rows, routes),
         due: due.map(Due::from).collect(),
     })
 }
 
-fn claimed(rows: Vec<Vec<Value>>, routes: &HashMap<i32, Arc<Route>>) -> Claimed {
+fn claimed(rows: Vec<Vec<Value>>, routes: &mut KnownRoutes) -> Claimed {
     let mut claimed = Claimed::default();
     for mut row in rows.into_iter().map(Row) {
         let key = Key {
@@ -523,7 +543,7 @@ fn claimed(rows: Vec<Vec<Value>>, routes: &HashMap<i32, Arc<Route>>) -> Claimed 
             endpoint_id: row.int(1),
             claim_seq: row.number(2),
         };
-        match (row.0.get(5), routes.get(&key.endpoint_id)) {
+        match (row.0.get(5), routes.of(key.endpoint_id)) {
             (Some(Value::TooLarge), _) => claimed.endings.push(Ending::out_of_memory(key)),
             (Some(Value::Text(_)), Some(route)) => claimed.attempts.push(Attempt {
                 key,
@@ -532,7 +552,7 @@ fn claimed(rows: Vec<Vec<Value>>, routes: &HashMap<i32, Arc<Route>>) -> Claimed 
                 payload: row.text(5).unwrap_or_default(),
                 occurred_at: row.text(6).unwrap_or_default(),
                 tenant: row.text(7),
-                route: Arc::clone(route),
+                route,
             }),
             (Some(Value::Text(_)), None) => claimed.endings.push(Ending::endpoint_removed(key)),
             _ => claimed.endings.push(Ending::event_deleted(key)),

@@ -39,14 +39,14 @@ pub fn engine(transaction: &Transaction) -> Engine {
         poll_interval: Duration::from_secs(3600),
         stale_after: Duration::from_secs(3600),
     };
-    let store = SqlStore {
-        connection: observed,
-        identity: Identity {
+    let store = SqlStore::new(
+        observed,
+        Identity {
             kind: "relay",
             host: None,
             version: env!("CARGO_PKG_VERSION"),
         },
-    };
+    );
     Engine::new(
         store,
         Script::default(),

@@ -189,14 +189,14 @@ impl Relay<'_> {
 
     /// Waits while there is no SQL, or none that it can work with; nothing where it is told to stop.
     fn find_sql(&self, session: Session) -> Result<Option<(SqlStore<Session>, Examined)>, Trouble> {
-        let mut store = SqlStore {
-            connection: session,
-            identity: Identity {
+        let mut store = SqlStore::new(
+            session,
+            Identity {
                 kind: "relay",
                 host: host_name(),
                 version: env!("CARGO_PKG_VERSION"),
             },
-        };
+        );
         let mut said = None;
         while !self.is_stopped() {
             let problem = match store.examine()? {

@@ -75,14 +75,14 @@ impl<'a> Sender<'a> {
         };
         let oid = "SELECT oid::text FROM pg_extension WHERE extname = 'webhook'";
         let engine = Engine::new(
-            SqlStore {
+            SqlStore::new(
                 connection,
-                identity: Identity {
+                Identity {
                     kind: "relay",
                     host: None,
                     version: env!("CARGO_PKG_VERSION"),
                 },
-            },
+            ),
             Pool::start(Setup { network, roots }).expect("a thread can be started"),
             config,
             database.query_one_value(oid),

@@ -100,6 +100,49 @@ fn the_signature_verifies_with_third_party_libraries() {
 }
 
 #[test]
+fn what_is_changed_holds_for_the_next_request_of_an_endpoint_that_was_just_sent_to() {
+    let (database, receiver) = (database(), Receiver::start());
+    let emit = || database.emit("order.created", json!({}));
+    database.execute("SELECT webhook_copy_policy('standard', 'own')");
+    let old = database.add_endpoint_with("all", &receiver.url("/old"), "policy => 'own'");
+    receiver.wait_for_event(emit());
+
+    let at = |path: &str| format!("UPDATE webhook.endpoint SET url = '{}'", receiver.url(path));
+    database.execute(&at("/new"));
+    assert_eq!(receiver.wait_for_event(emit()).path, "/new");
+
+    database.execute("UPDATE webhook.endpoint SET headers = '{\"X-Shop\": \"7\"}'");
+    assert_eq!(receiver.wait_for_event(emit()).header("x-shop"), "7");
+
+    let new: String =
+        database.query_one_value("SELECT webhook_rotate_secret('all', overlap => '1 h')");
+    let request = receiver.wait_for_event(emit());
+    assert_eq!(
+        [&old, &new].map(|secret| verify_signature(secret, &request).is_ok()),
+        [true; 2]
+    );
+    database.execute("UPDATE webhook.secret SET expires_at = now() WHERE expires_at IS NOT NULL");
+    let request = receiver.wait_for_event(emit());
+    assert_eq!(
+        [&old, &new].map(|secret| verify_signature(secret, &request).is_ok()),
+        [false, true]
+    );
+
+    receiver.hold("/new");
+    database.execute("UPDATE webhook.policy SET timeout = '200 ms' WHERE name = 'own'");
+    let event = emit();
+    let timed_out =
+        "SELECT count(*) FROM webhook.attempt WHERE event_id = $1 AND reason = 'timeout'";
+    wait::until("the new timeout to pass", || {
+        let row = database.connect().query_one(timed_out, &[&event]).unwrap();
+        match row.get::<_, i64>(0) {
+            0 => Err("it is waited for"),
+            _ => Ok(()),
+        }
+    });
+}
+
+#[test]
 fn a_large_payload_arrives_whole() {
     let (database, receiver) = database_and_receiver();
     let payload = json!({"text": "å".repeat(500_000)});
