@@ -62,9 +62,12 @@ BEGIN
     ) guard ON true;
 END $$;
 
--- The next endpoints with something queued, in the order of their ids, at most that many, and the position of each. Endpoints
--- whose deliveries are all parked or wait for their turn are not among them.
-CREATE OR REPLACE FUNCTION webhook.agenda(after_endpoint int, page_size int, OUT endpoint_ids int[], OUT positions float8[])
+-- The next endpoints with something queued, in the order of their ids, at most that many, and the position of each; the last
+-- of them where there may be more. Endpoints whose deliveries are all parked or wait for their turn are not among them. Those
+-- `later` have nothing that is due within a minute, and no breaker that may ask for a probe: webhook.due() says no more of them.
+CREATE OR REPLACE FUNCTION webhook.agenda(
+    after_endpoint int, page_size int, OUT endpoint_ids int[], OUT positions float8[], OUT later_endpoint_ids int[],
+    OUT later_in_ms bigint[], OUT goes_on_after int)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -85,7 +88,16 @@ BEGIN
         ) following
         WHERE page.ordinal < page_size
     )
-    SELECT array_agg(p.endpoint_id), array_agg(date_part('epoch', p.next_attempt_at)) INTO endpoint_ids, positions FROM page p;
+    SELECT array_agg(p.endpoint_id) FILTER (WHERE NOT p.has_time),
+           array_agg(date_part('epoch', p.next_attempt_at)) FILTER (WHERE NOT p.has_time),
+           array_agg(p.endpoint_id) FILTER (WHERE p.has_time),
+           array_agg(ceil(least(86400, date_part('epoch', p.next_attempt_at - now())) * 1000)::bigint) FILTER (WHERE p.has_time),
+           CASE WHEN count(*) = page_size THEN max(p.endpoint_id) END
+    INTO endpoint_ids, positions, later_endpoint_ids, later_in_ms, goes_on_after
+    FROM (SELECT page.endpoint_id, page.next_attempt_at,
+                 page.next_attempt_at > now() + interval '1 min'
+                 AND NOT EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = page.endpoint_id OFFSET 0) AS has_time
+          FROM page) p;
 END $$;
 
 -- A time as the body of a request has it.

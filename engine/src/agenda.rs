@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use crate::admission::Asking;
-use crate::store::{BEGINNING, Due, Position, Shares};
+use crate::store::{BEGINNING, Due, Page, Position, Shares};
 
 /// Endpoints that a page of the look has.
 pub const PAGE: usize = 300;
@@ -132,20 +132,25 @@ impl Agenda {
     /// nothing queued.
     pub fn looked_at(
         &mut self,
-        page: &[Due],
+        page: &Page,
         now: Instant,
         took: Duration,
         poll_interval: Duration,
     ) {
         self.look.took += took;
-        for due in page {
+        for due in &page.due {
             self.learn(due, now);
         }
-        if page.len() >= PAGE {
-            self.look.after_endpoint = page.last().map(|due| due.endpoint_id);
+        for (id, due_in) in &page.later {
+            if self.shares.serve(*id) {
+                self.turning_away.remove(id);
+                self.set(*id, Some(now + *due_in), false);
+            }
+        }
+        self.look.after_endpoint = page.goes_on_after;
+        if page.goes_on_after.is_some() {
             return;
         }
-        self.look.after_endpoint = None;
         self.look.next = Some(now + poll_interval.max(self.look.took * LOOK_SHARE));
         let number = self.look.number;
         let gone = self.entries.iter().filter(|(_, e)| e.heard_of < number);

@@ -262,7 +262,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if let Some(after) = self.agenda.look_after(now) {
             let begun = Instant::now();
             let page = self.store.agenda(after, agenda::PAGE)?;
-            for due in &page {
+            for due in &page.due {
                 self.admission.learn(due, now);
             }
             let took = begun.elapsed();

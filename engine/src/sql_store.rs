@@ -11,8 +11,8 @@ use crate::figures::Figures;
 use crate::known_routes::KnownRoutes;
 use crate::ledger::Ending;
 use crate::store::{
-    Alert, Claimed, Due, Examined, Exchanged, Finished, Position, Recovered, Retained, Shares,
-    Store, Survey, Wishes,
+    Alert, Claimed, Due, Examined, Exchanged, Finished, Page, Position, Recovered, Retained,
+    Shares, Store, Survey, Wishes,
 };
 use crate::trouble::Trouble;
 
@@ -70,8 +70,10 @@ const EXCHANGE: &str =
     "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
      FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)";
 const AGENDA: &str = "
-    SELECT coalesce(jsonb_agg(d ORDER BY d.endpoint_id), '[]')::text
-    FROM webhook.agenda($1, $2) a, webhook.due(a.endpoint_ids, a.positions) d";
+    SELECT pg_catalog.json_build_object(
+               'due', (SELECT pg_catalog.json_agg(d) FROM webhook.due(a.endpoint_ids, a.positions) d WHERE a.endpoint_ids IS NOT NULL),
+               'later_endpoint_ids', a.later_endpoint_ids, 'later_in_ms', a.later_in_ms, 'goes_on_after', a.goes_on_after)::text
+    FROM webhook.agenda($1, $2) a";
 const TURN_AWAY: &str = "SELECT webhook.turn_away($1, $2)";
 const BEGIN_SENDER: &str = "SELECT webhook.begin_sender($1, $2, $3, $4)";
 const END_SENDERS: &str = "SELECT webhook.end_senders($1)";
@@ -162,14 +164,14 @@ impl<C: Connection> Store for SqlStore<C> {
         exchanged(rows, &mut self.routes)
     }
 
-    fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Vec<Due>, Trouble> {
+    fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Page, Trouble> {
         let parameters = [
             Parameter::Int(Some(after_endpoint)),
             Parameter::Int(Some(int(page_size))),
         ];
         let mut row = self.one(AGENDA, &parameters)?;
-        let page: Vec<ReportedDue> = read(&row.text(0).unwrap_or_default())?;
-        Ok(page.into_iter().map(Due::from).collect())
+        let page: ReportedPage = read(&row.text(0).unwrap_or_default())?;
+        Ok(Page::from(page))
     }
 
     fn turn_away(&mut self, endpoints: Vec<i32>, page_size: i32) -> Result<i64, Trouble> {
@@ -459,11 +461,36 @@ struct ReportedDue {
     is_well: bool,
 }
 
+#[derive(Deserialize)]
+struct ReportedPage {
+    due: Option<Vec<ReportedDue>>,
+    later_endpoint_ids: Option<Vec<i32>>,
+    later_in_ms: Option<Vec<i64>>,
+    goes_on_after: Option<i32>,
+}
+
+impl From<ReportedPage> for Page {
+    fn from(page: ReportedPage) -> Self {
+        let due = page.due.unwrap_or_default().into_iter();
+        let ids = page.later_endpoint_ids.unwrap_or_default().into_iter();
+        let times = page.later_in_ms.unwrap_or_default().into_iter();
+        Page {
+            due: due.map(Due::from).collect(),
+            later: ids.zip(times.map(milliseconds)).collect(),
+            goes_on_after: page.goes_on_after,
+        }
+    }
+}
+
+fn milliseconds(ms: i64) -> Duration {
+    Duration::from_millis(ms.max(0) as u64)
+}
+
 impl From<ReportedDue> for Due {
     fn from(due: ReportedDue) -> Self {
         Due {
             endpoint_id: due.endpoint_id,
-            due_in: (due.due_in_ms).map(|ms| Duration::from_millis(ms.max(0) as u64)),
+            due_in: due.due_in_ms.map(milliseconds),
             position: due.new_position,
             max_in_flight: due.max_in_flight.and_then(|n| usize::try_from(n).ok()),
             rate_limit: due.rate_limit,

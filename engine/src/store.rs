@@ -16,7 +16,7 @@ pub trait Store {
     fn exchange(&mut self, endings: &[Ending], wishes: &Wishes) -> Result<Exchanged, Trouble>;
 
     /// The next page of endpoints that have something queued, after this one.
-    fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Vec<Due>, Trouble>;
+    fn agenda(&mut self, after_endpoint: i32, page_size: usize) -> Result<Page, Trouble>;
 
     /// Ends what is due for these endpoints without sending it, at most that many in all; says how many.
     fn turn_away(&mut self, endpoints: Vec<i32>, page_size: i32) -> Result<i64, Trouble>;
@@ -134,6 +134,16 @@ pub struct Due {
     pub turns_away: bool,
     /// It has answered, to whatever sender, and not failed since.
     pub is_well: bool,
+}
+
+/// Endpoints that have something queued, in the order of their ids.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    pub due: Vec<Due>,
+    /// Those that have time, and in how long something of theirs is due; the rest is asked when it is.
+    pub later: Vec<(i32, Duration)>,
+    /// After which endpoint the next page begins; nothing after the last page.
+    pub goes_on_after: Option<i32>,
 }
 
 /// The part of the endpoints that a sender serves, as SQL has divided them.

@@ -13,6 +13,15 @@ fn of_everything() -> Agenda {
 
 const POLL: Duration = Duration::from_secs(5);
 
+fn page_of(due: &[Due]) -> Page {
+    let last = due.last().map(|due| due.endpoint_id);
+    Page {
+        due: due.to_vec(),
+        later: Vec::new(),
+        goes_on_after: last.filter(|_| due.len() >= PAGE),
+    }
+}
+
 fn due(endpoint_id: i32, due_in_ms: Option<u64>) -> Due {
     Due {
         endpoint_id,
@@ -37,10 +46,10 @@ fn all_endpoints_are_looked_at_page_by_page_and_again_after_the_poll_interval() 
     let now = Instant::now();
     assert_eq!(agenda.look_after(now), Some(0));
     let page: Vec<Due> = (1..=PAGE as i32).map(|id| due(id, Some(0))).collect();
-    agenda.looked_at(&page, now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&page), now, Duration::ZERO, POLL);
     assert_eq!(agenda.look_after(now), Some(PAGE as i32));
     assert_eq!(agenda.next(now), Some(now), "there is another page");
-    agenda.looked_at(&[due(1000, Some(0))], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[due(1000, Some(0))]), now, Duration::ZERO, POLL);
     assert_eq!(agenda.look_after(now), None);
     assert_eq!(asking(&agenda, now).len(), PAGE + 1);
     assert_eq!(agenda.look_after(now + POLL), Some(0));
@@ -52,10 +61,10 @@ fn a_commit_amid_a_look_has_another_one_follow() {
     let now = Instant::now();
     agenda.look_after(now);
     agenda.wake(Wake::Anything, now);
-    agenda.looked_at(&[], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[]), now, Duration::ZERO, POLL);
     assert_eq!(agenda.next(now), Some(now));
     assert_eq!(agenda.look_after(now), Some(0));
-    agenda.looked_at(&[], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[]), now, Duration::ZERO, POLL);
     assert_eq!(agenda.look_after(now), None);
 }
 
@@ -65,7 +74,7 @@ fn an_endpoint_that_a_whole_look_did_not_find_has_nothing_queued() {
     let now = Instant::now();
     agenda.look_after(now);
     agenda.looked_at(
-        &[due(1, Some(0)), due(2, Some(0))],
+        &page_of(&[due(1, Some(0)), due(2, Some(0))]),
         now,
         Duration::ZERO,
         POLL,
@@ -78,7 +87,7 @@ fn an_endpoint_that_a_whole_look_did_not_find_has_nothing_queued() {
         position: 0.0,
     };
     agenda.wake(told, now);
-    agenda.looked_at(&[due(2, Some(0))], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[due(2, Some(0))]), now, Duration::ZERO, POLL);
     assert_eq!(asking(&agenda, now), [2, 3], "3 was told of meanwhile");
 }
 
@@ -105,7 +114,7 @@ fn the_next_time_is_that_of_what_is_not_due_yet() {
     let now = Instant::now();
     agenda.look_after(now);
     agenda.looked_at(
-        &[due(1, Some(0)), due(2, Some(70))],
+        &page_of(&[due(1, Some(0)), due(2, Some(70))]),
         now,
         Duration::ZERO,
         POLL,
@@ -153,7 +162,7 @@ fn the_earliest_is_known_once_all_were_looked_at() {
     assert_eq!(agenda.earliest(now), Duration::ZERO);
     agenda.look_after(now);
     assert_eq!(agenda.earliest(now), Duration::ZERO);
-    agenda.looked_at(&[], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[]), now, Duration::ZERO, POLL);
     assert_eq!(agenda.earliest(now), Duration::MAX);
     let (soon, late) = (Duration::from_secs(7), Duration::from_secs(70));
     for (id, due_in) in [(1, late), (2, soon)] {
@@ -222,7 +231,7 @@ fn a_look_moves_positions_to_what_it_has_found() {
     agenda.learn(&at(2, Some(10.0)), now);
     agenda.wake(Wake::Anything, now);
     agenda.look_after(now);
-    agenda.looked_at(&[at(1, Some(3.0))], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[at(1, Some(3.0))]), now, Duration::ZERO, POLL);
     assert_eq!(agenda.position(1), 3.0);
     assert_eq!(agenda.position(2), 10.0, "it has nothing queued");
     agenda.keep_positions(|id| id == 1);
@@ -236,13 +245,13 @@ fn looks_that_take_long_are_rare_unless_somebody_asks_for_one() {
     let took = Duration::from_secs(1);
     agenda.look_after(now);
     let page: Vec<Due> = (1..=PAGE as i32).map(|id| due(id, None)).collect();
-    agenda.looked_at(&page, now, took, POLL);
-    agenda.looked_at(&[], now, took, POLL);
+    agenda.looked_at(&page_of(&page), now, took, POLL);
+    agenda.looked_at(&page_of(&[]), now, took, POLL);
     let pause = 2 * LOOK_SHARE * took;
     assert_eq!(agenda.next(now), Some(now + pause));
     agenda.wake(Wake::Anything, now);
     assert_eq!(agenda.look_after(now), Some(0));
-    agenda.looked_at(&[], now, Duration::ZERO, POLL);
+    agenda.looked_at(&page_of(&[]), now, Duration::ZERO, POLL);
     assert_eq!(agenda.next(now), Some(now + POLL));
 }
 
@@ -252,7 +261,7 @@ fn nothing_is_asked_for_of_an_endpoint_that_has_changed_until_it_was_asked_about
     let now = Instant::now();
     agenda.look_after(now);
     agenda.looked_at(
-        &[due(1, Some(0)), due(2, Some(0))],
+        &page_of(&[due(1, Some(0)), due(2, Some(0))]),
         now,
         Duration::ZERO,
         POLL,
@@ -284,4 +293,25 @@ fn nothing_is_remembered_of_endpoints_that_another_sender_serves() {
     assert_eq!(agenda.changed().count(), 0);
     agenda.serve(&shares(&[0, 1]));
     assert_eq!(agenda.position(1), BEGINNING, "it may have moved back");
+}
+
+#[test]
+fn an_endpoint_that_has_time_is_asked_for_when_its_time_has_come() {
+    let mut agenda = of_everything();
+    let now = Instant::now();
+    agenda.look_after(now);
+    let hour = Duration::from_secs(3600);
+    let page = Page {
+        later: vec![(7, hour)],
+        ..Page::default()
+    };
+    agenda.looked_at(&page, now, Duration::ZERO, POLL);
+    assert!(asking(&agenda, now).is_empty());
+    assert_eq!(agenda.earliest(now), hour);
+    assert_eq!(asking(&agenda, now + hour), [7]);
+
+    // As with the others, what a look does not find any more has nothing queued.
+    agenda.look_after(now + POLL);
+    agenda.looked_at(&Page::default(), now + POLL, Duration::ZERO, POLL);
+    assert!(asking(&agenda, now + hour).is_empty());
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::store::{
-    Alert, BEGINNING, Claimed, Due, Examined, Finished, Position, Recovered, Retained, Shares,
-    Survey, Wish,
+    Alert, BEGINNING, Claimed, Due, Examined, Finished, Page, Position, Recovered, Retained,
+    Shares, Survey, Wish,
 };
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -58,9 +58,12 @@ impl Store for Scripted {
             .unwrap_or_else(|| Ok(Exchanged::default()))
     }
 
-    fn agenda(&mut self, _: i32, _: usize) -> Result<Vec<Due>, Trouble> {
+    fn agenda(&mut self, _: i32, _: usize) -> Result<Page, Trouble> {
         self.looks += 1;
-        Ok(self.agenda.clone())
+        Ok(Page {
+            due: self.agenda.clone(),
+            ..Page::default()
+        })
     }
 
     fn turn_away(&mut self, _: Vec<i32>, _: i32) -> Result<i64, Trouble> {
