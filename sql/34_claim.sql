@@ -62,7 +62,7 @@ BEGIN
     ) guard ON true;
 END $$;
 
--- The next endpoints with something queued, in the order of their ids, at most that many, and the position of each; the last
+-- The next endpoints with something queued, in the order of their ids, about that many, and the position of each; the last
 -- of them where there may be more. Endpoints whose deliveries are all parked or wait for their turn are not among them. Those
 -- `later` have nothing that is due within a minute, and no breaker that may ask for a probe: webhook.due() says no more of them.
 CREATE OR REPLACE FUNCTION webhook.agenda(
@@ -71,28 +71,32 @@ CREATE OR REPLACE FUNCTION webhook.agenda(
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
+DECLARE
+    entries_at_a_time CONSTANT int := 7;
 BEGIN
-    -- A loose index scan: one descent of the index for each endpoint, whatever its backlog.
-    WITH RECURSIVE page AS (
-        SELECT first.endpoint_id, first.next_attempt_at, 1 AS ordinal
-        FROM (SELECT q.endpoint_id, q.next_attempt_at FROM webhook.delivery_queue q
-              WHERE q.endpoint_id > after_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-              ORDER BY q.endpoint_id, q.next_attempt_at, q.event_id LIMIT 1) first
+    -- A loose index scan: a descent of the index reads the entries of one endpoint with a backlog, or of many that have few.
+    WITH RECURSIVE step AS (
+        SELECT 0 AS ordinal, after_endpoint AS last_endpoint, NULL::int[] AS ids, NULL::timestamptz[] AS times
         UNION ALL
-        SELECT following.endpoint_id, following.next_attempt_at, page.ordinal + 1
-        FROM page
+        SELECT step.ordinal + cardinality(next.ids), next.ids[cardinality(next.ids)], next.ids, next.times
+        FROM step
         CROSS JOIN LATERAL (
-            SELECT q.endpoint_id, q.next_attempt_at FROM webhook.delivery_queue q
-            WHERE q.endpoint_id > page.endpoint_id AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
-            ORDER BY q.endpoint_id, q.next_attempt_at, q.event_id LIMIT 1
-        ) following
-        WHERE page.ordinal < page_size
+            SELECT array_agg(first.endpoint_id) AS ids, array_agg(first.next_attempt_at) AS times
+            FROM (SELECT DISTINCT ON (q.endpoint_id) q.endpoint_id, q.next_attempt_at
+                  FROM (SELECT q.endpoint_id, q.next_attempt_at, q.event_id FROM webhook.delivery_queue q
+                        WHERE q.endpoint_id > step.last_endpoint AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
+                        ORDER BY q.endpoint_id, q.next_attempt_at, q.event_id LIMIT entries_at_a_time) q
+                  ORDER BY q.endpoint_id, q.next_attempt_at, q.event_id) first
+        ) next
+        WHERE step.ordinal < page_size AND next.ids IS NOT NULL
+    ), page AS (
+        SELECT found.endpoint_id, found.next_attempt_at FROM step, unnest(step.ids, step.times) AS found (endpoint_id, next_attempt_at)
     )
     SELECT array_agg(p.endpoint_id) FILTER (WHERE NOT p.has_time),
            array_agg(date_part('epoch', p.next_attempt_at)) FILTER (WHERE NOT p.has_time),
            array_agg(p.endpoint_id) FILTER (WHERE p.has_time),
            array_agg(ceil(least(86400, date_part('epoch', p.next_attempt_at - now())) * 1000)::bigint) FILTER (WHERE p.has_time),
-           CASE WHEN count(*) = page_size THEN max(p.endpoint_id) END
+           CASE WHEN count(*) >= page_size THEN max(p.endpoint_id) END
     INTO endpoint_ids, positions, later_endpoint_ids, later_in_ms, goes_on_after
     FROM (SELECT page.endpoint_id, page.next_attempt_at,
                  page.next_attempt_at > now() + interval '1 min'

@@ -17,15 +17,14 @@ CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     RETURN event_type LIKE 'webhook.%';
 
 -- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
--- outcomes are handed back, what was finished, for webhook.add_figures(), and the earliest time of what may be claimed again or
--- has its turn now, for the position of its endpoint.
+-- outcomes are handed back; what was finished, for webhook.add_figures(), as arrays of endpoint, status, latency class, deliveries,
+-- those that were retried, and their retries; and the earliest time of what may be claimed again or has its turn now, for the
+-- position of its endpoint. `is_plain`: nothing has changed but that these deliveries were sent.
 CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
     OUT locked_event_ids uuid[], OUT locked_endpoint_ids int[], OUT locked_claim_seqs bigint[],
-    OUT finished_endpoint_ids int[], OUT finished_statuses text[], OUT finished_latency_classes int[],
-    OUT finished_deliveries bigint[], OUT finished_retried bigint[], OUT finished_retries bigint[],
-    OUT queued_endpoint_ids int[], OUT queued_times timestamptz[])
+    OUT finished jsonb, OUT queued_endpoint_ids int[], OUT queued_times timestamptz[], OUT is_plain boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -40,13 +39,10 @@ DECLARE
     handed_back int[];
 BEGIN
     IF NOT logs_success THEN
-        SELECT s.settled, s.finished_endpoint_ids, s.finished_statuses, s.finished_latency_classes, s.finished_deliveries,
-               s.finished_retried, s.finished_retries
-        INTO settled, finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
-             finished_retries
+        SELECT s.settled, s.finished INTO settled, finished
         FROM webhook.settle_successes(event_ids, endpoint_ids, claim_seqs, status_codes, durations_ms, ages_ms) s;
-        -- Most batches are done.
-        IF cardinality(settled) = cardinality(event_ids) THEN
+        is_plain := cardinality(settled) = cardinality(event_ids);
+        IF is_plain THEN
             RETURN;
         END IF;
         SELECT array_agg(o.event_id), array_agg(o.endpoint_id), array_agg(o.claim_seq), array_agg(o.status_code), array_agg(o.failure),
@@ -139,11 +135,9 @@ BEGIN
                CASE f.status WHEN 'FAILED' THEN f.error END, f.duration_ms, f.created_at, f.ended_at
         FROM finished f WHERE f.keep_sent OR f.status = 'FAILED'
     )
-    SELECT finished_endpoint_ids || array_agg(f.endpoint_id), finished_statuses || array_agg(f.status),
-           finished_latency_classes || array_agg(f.latency_class), finished_deliveries || array_agg(f.deliveries),
-           finished_retried || array_agg(f.retried), finished_retries || array_agg(f.retries)
-    INTO finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
-         finished_retries
+    SELECT coalesce(finished, '[]') || coalesce(jsonb_agg(jsonb_build_array(
+               f.endpoint_id, f.status, f.latency_class, f.deliveries, f.retried, f.retries)), '[]')
+    INTO finished
     FROM (SELECT f.endpoint_id, f.status, webhook.latency_class(f.ended_at - f.created_at) AS latency_class,
                  count(*) AS deliveries, count(*) FILTER (WHERE f.attempts > 1) AS retried,
                  sum(f.attempts - 1)::bigint AS retries

@@ -6,9 +6,7 @@
 -- What somebody has locked, what came late, tests, and deliveries with an ordering key are not settled.
 CREATE OR REPLACE FUNCTION webhook.settle_successes(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], durations_ms int[],
-    ages_ms float8[], OUT settled bigint[], OUT finished_endpoint_ids int[], OUT finished_statuses text[],
-    OUT finished_latency_classes int[], OUT finished_deliveries bigint[], OUT finished_retried bigint[],
-    OUT finished_retries bigint[])
+    ages_ms float8[], OUT settled bigint[], OUT finished jsonb)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
@@ -46,10 +44,9 @@ BEGIN
                f.expires_at, f.coalesce_key, f.claim_seq, f.ended_at, f.status_code, f.duration_ms, f.created_at, f.ended_at
         FROM finished f
     )
-    SELECT (SELECT array_agg(f.ordinal) FROM finished f), array_agg(g.endpoint_id), array_agg('SENT'::text),
-           array_agg(g.latency_class), array_agg(g.deliveries), array_agg(g.retried), array_agg(g.retries)
-    INTO settled, finished_endpoint_ids, finished_statuses, finished_latency_classes, finished_deliveries, finished_retried,
-         finished_retries
+    SELECT (SELECT array_agg(f.ordinal) FROM finished f),
+           jsonb_agg(jsonb_build_array(g.endpoint_id, 'SENT', g.latency_class, g.deliveries, g.retried, g.retries))
+    INTO settled, finished
     FROM (SELECT f.endpoint_id, webhook.latency_class(f.ended_at - f.created_at) AS latency_class,
                  count(*) AS deliveries, count(*) FILTER (WHERE f.attempts > 1) AS retried,
                  sum(f.attempts - 1)::bigint AS retries

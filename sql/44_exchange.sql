@@ -3,7 +3,8 @@
 -- Settling comes first, so that a breaker that opens keeps back what would have been claimed, and one that closes lets it go.
 
 -- Outcomes as webhook.settle() takes them, then the endpoints that are asked about, each with its position, and then wishes as
--- webhook.pick() takes them, for the first of these endpoints; each may be empty. Each row is a claim, but for the last,
+-- webhook.pick() takes them, for the first of these endpoints; each may be empty. The last `asked_for_outcomes` endpoints are asked
+-- about only because of their outcomes, which need not be where these have changed nothing. Each row is a claim, but for the last,
 -- which has only the report:
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
@@ -17,7 +18,7 @@ CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
     asked_endpoint_ids int[], positions float8[], instance int, capacities int[], byte_rooms bigint[], byte_room bigint,
-    known_routes text[] DEFAULT NULL)
+    known_routes text[] DEFAULT NULL, asked_for_outcomes int DEFAULT 0)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
                    occurred_at text, tenant text, report json)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -25,9 +26,9 @@ CREATE OR REPLACE FUNCTION webhook.exchange(
 DECLARE
     settled record;
     locked json;
-    finished json;
+    finished jsonb;
     wished_endpoint_ids int[] := asked_endpoint_ids[:cardinality(capacities)];
-    our_origin text := webhook.origin();
+    our_origin text;
     claims record;
     routes json;
 BEGIN
@@ -40,15 +41,21 @@ BEGIN
                                LEFT JOIN unnest(settled.queued_endpoint_ids, settled.queued_times) AS queued (id, next_attempt_at) USING (id)
                                ORDER BY asked.ordinal);
         END IF;
-        locked := (SELECT json_agg(json_build_array(l.event_id, l.endpoint_id, l.claim_seq))
-                   FROM unnest(settled.locked_event_ids, settled.locked_endpoint_ids, settled.locked_claim_seqs)
-                        AS l (event_id, endpoint_id, claim_seq));
-        finished := (SELECT json_agg(json_build_array(f.endpoint_id, f.status, f.latency_class, f.deliveries, f.retried, f.retries))
-                     FROM unnest(settled.finished_endpoint_ids, settled.finished_statuses, settled.finished_latency_classes,
-                                 settled.finished_deliveries, settled.finished_retried, settled.finished_retries)
-                          AS f (endpoint_id, status, latency_class, deliveries, retried, retries));
+        IF settled.locked_event_ids IS NOT NULL THEN
+            locked := (SELECT json_agg(json_build_array(l.event_id, l.endpoint_id, l.claim_seq))
+                       FROM unnest(settled.locked_event_ids, settled.locked_endpoint_ids, settled.locked_claim_seqs)
+                            AS l (event_id, endpoint_id, claim_seq));
+        END IF;
+        IF settled.is_plain THEN
+            asked_endpoint_ids := asked_endpoint_ids[:cardinality(asked_endpoint_ids) - asked_for_outcomes];
+            positions := positions[:cardinality(asked_endpoint_ids)];
+        END IF;
+        finished := settled.finished;
     END IF;
 
+    IF cardinality(asked_endpoint_ids) > 0 THEN
+        our_origin := webhook.origin();
+    END IF;
     IF cardinality(wished_endpoint_ids) > 0 THEN
         claims := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
                                known_routes, our_origin);
@@ -79,5 +86,6 @@ BEGIN
     SELECT NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::text, NULL::text, NULL::text, NULL::text,
            json_build_object(
                'locked', locked, 'finished', finished, 'routes', routes,
-               'due', (SELECT json_agg(d) FROM webhook.due(asked_endpoint_ids, positions, our_origin) d));
+               'due', (SELECT json_agg(d) FROM webhook.due(asked_endpoint_ids, positions, our_origin) d
+                       WHERE cardinality(asked_endpoint_ids) > 0));
 END $$;

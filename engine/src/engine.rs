@@ -294,7 +294,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             sender: Some(sender),
             of_endpoints: wishes,
             byte_room: self.budget.room(self.ledger.bytes_out()),
-            asked: Vec::new(),
+            ..Wishes::default()
         })
     }
 
@@ -429,15 +429,16 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     /// Adds the endpoints that there is something to ask about.
     fn about(&self, endings: &[Ending], wishes: Wishes) -> Wishes {
-        let wished: Vec<i32> = wishes.of_endpoints.iter().map(|w| w.endpoint_id).collect();
+        let wished = wishes.of_endpoints.iter().map(|wish| wish.endpoint_id);
+        let mut asked: Vec<i32> = wished.collect();
+        let mut known: HashSet<i32> = asked.iter().copied().collect();
+        asked.extend(self.agenda.changed().filter(|id| known.insert(*id)));
+        let without_endings = asked.len();
         let ended = endings.iter().map(|ending| ending.key.endpoint_id);
-        let mut others: HashSet<i32> = ended.chain(self.agenda.changed()).collect();
-        wished.iter().for_each(|id| {
-            others.remove(id);
-        });
-        let asked = wished.into_iter().chain(others);
+        asked.extend(ended.filter(|id| known.insert(*id)));
         Wishes {
-            asked: asked.map(|id| (id, self.agenda.position(id))).collect(),
+            asked_for_endings: asked.len() - without_endings,
+            asked: (asked.into_iter().map(|id| (id, self.agenda.position(id)))).collect(),
             ..wishes
         }
     }

@@ -68,7 +68,7 @@ pub struct SqlStore<C> {
 
 const EXCHANGE: &str =
     "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
-     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)";
+     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)";
 const AGENDA: &str = "
     SELECT pg_catalog.json_build_object(
                'due', (SELECT pg_catalog.json_agg(d) FROM webhook.due(a.endpoint_ids, a.positions) d WHERE a.endpoint_ids IS NOT NULL),
@@ -159,6 +159,7 @@ impl<C: Connection> Store for SqlStore<C> {
                 Parameter::NullableTexts(column(wished, |wish| {
                     self.routes.stamp(wish.endpoint_id)
                 })),
+                Parameter::Int(Some(int(wishes.asked_for_endings))),
             ],
         )?;
         exchanged(rows, &mut self.routes)

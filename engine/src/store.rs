@@ -91,6 +91,8 @@ pub struct Wishes {
     pub byte_room: usize,
     /// All endpoints that a wish or an ending is about, those of the wishes first and in their order.
     pub asked: Vec<(i32, Position)>,
+    /// The last of them, that nothing but an ending is about.
+    pub asked_for_endings: usize,
 }
 
 /// From where to read the queue of an endpoint, in seconds since 1970 by the clock of the database: no delivery that could

@@ -175,7 +175,10 @@ pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Se
     }
     let rows = query(
         client,
-        "SELECT locked_event_ids, locked_endpoint_ids, finished_deliveries, finished_retried, finished_retries
+        "SELECT locked_event_ids, locked_endpoint_ids,
+                (SELECT array_agg((f ->> 3)::bigint) FROM jsonb_array_elements(finished) f),
+                (SELECT array_agg((f ->> 4)::bigint) FROM jsonb_array_elements(finished) f),
+                (SELECT array_agg((f ->> 5)::bigint) FROM jsonb_array_elements(finished) f)
          FROM webhook.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         &[
             &column(batch, |claim, _| claim.event),
