@@ -188,7 +188,7 @@ SELECT webhook.address(e.tenant, e.name) AS endpoint,
        total.last_sent_at AS last_success_at, b.last_failure_at, b.last_error,
        e.policy, e.tenant, e.created_at, e.event_types, e.filter, e.format, webhook.masked_url(e.url) AS url,
        (SELECT coalesce(jsonb_object_agg(h.key, '***'), '{}') FROM jsonb_each(e.headers) AS h) AS headers,
-       e.metadata
+       e.metadata, e.id AS endpoint_id
 FROM webhook.endpoint e
 LEFT JOIN webhook.breaker b ON b.endpoint_id = e.id
 CROSS JOIN LATERAL (

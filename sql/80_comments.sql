@@ -513,6 +513,7 @@ COMMENT ON COLUMN webhook.endpoint_status.format IS 'Body of requests.';
 COMMENT ON COLUMN webhook.endpoint_status.url IS 'URL without its path.';
 COMMENT ON COLUMN webhook.endpoint_status.headers IS 'Names of its headers.';
 COMMENT ON COLUMN webhook.endpoint_status.metadata IS 'Anything about the endpoint.';
+COMMENT ON COLUMN webhook.endpoint_status.endpoint_id IS 'Its id, by which webhook.stat has its figures.';
 
 COMMENT ON COLUMN webhook.waiting.endpoint IS 'Address of the endpoint: its name, or tenant/name.';
 COMMENT ON COLUMN webhook.waiting.event_type IS 'The type of the event.';

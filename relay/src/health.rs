@@ -1,29 +1,16 @@
-//! How the relay is, for whoever asks: `/healthz` over HTTP, and the service manager.
+//! How the relay is, for whoever asks: `/healthz`, and the service manager.
 
-use std::convert::Infallible;
 use std::env;
-use std::io;
-use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper::StatusCode;
 use serde_json::json;
-use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
-
-use crate::log;
 
 /// A relay whose last turn is older than this is stuck: it turns every few seconds, also where there is nothing to do.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of whoever asks.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct Health(Arc<Mutex<Condition>>);
@@ -77,7 +64,7 @@ impl Health {
         }
     }
 
-    fn answer(&self) -> (StatusCode, String) {
+    pub fn answer(&self) -> (StatusCode, String) {
         self.change(|condition| {
             let age = condition.last_turn.elapsed();
             let trouble = condition.trouble.clone();
@@ -95,48 +82,6 @@ impl Health {
             let body = json!({"state": state, "reason": trouble, "in_flight": condition.in_flight});
             (status, format!("{body}\n"))
         })
-    }
-
-    /// Answers as long as the runtime runs.
-    pub fn serve(&self, runtime: &Runtime, address: SocketAddr) -> io::Result<()> {
-        let listener = runtime.block_on(TcpListener::bind(address))?;
-        let address = listener.local_addr()?;
-        log::log(&format!(
-            "webhook-relay answers at http://{address}/healthz"
-        ));
-        let health = self.clone();
-        runtime.spawn(async move {
-            loop {
-                match listener.accept().await {
-                    Ok((stream, _)) => {
-                        let health = health.clone();
-                        tokio::spawn(async move {
-                            let answer = service_fn(|request| health.respond(request));
-                            let connection = hyper::server::conn::http1::Builder::new()
-                                .keep_alive(false)
-                                .serve_connection(TokioIo::new(stream), answer);
-                            let _ = tokio::time::timeout(ANSWER_WITHIN, connection).await;
-                        });
-                    }
-                    // No file descriptor is left, for one.
-                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-                }
-            }
-        });
-        Ok(())
-    }
-
-    async fn respond(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<Response<Full<Bytes>>, Infallible> {
-        let (status, body) = match (request.method(), request.uri().path()) {
-            (&Method::GET | &Method::HEAD, "/healthz") => self.answer(),
-            _ => (StatusCode::NOT_FOUND, "ask for /healthz\n".to_owned()),
-        };
-        let mut response = Response::new(Full::new(body.into()));
-        *response.status_mut() = status;
-        Ok(response)
     }
 }
 

@@ -8,11 +8,17 @@
 //! - `portable` makes the schema in a database without the library, by the statements of `script`
 //! - `memory` that a burst took is given back
 //! - `log` and `health` tell people and machines how it is
+//! - `http` answers them, and those who look at `figures`: `metrics` for Prometheus, a `page` for people; `token` is for those of
+//!   another machine
 
+mod figures;
 mod health;
+mod http;
 mod log;
 mod memory;
+mod metrics;
 mod options;
+mod page;
 mod passfile;
 mod pooler;
 mod portable;
@@ -23,13 +29,17 @@ mod settings;
 mod silence;
 mod target;
 mod tls;
+mod token;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 pub use session::Session;
 
-use options::Command;
+use figures::Refusal;
+use options::{Command, Look};
+use target::Target;
 
 /// Says in one line why nothing was done, if so.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -40,6 +50,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
         Ok(Command::Run(options)) => relay::run(&options),
         Ok(Command::Administer(order)) => portable::carry_out(&order),
+        Ok(Command::Look(look, target)) => print(look, &target),
         Err(problem) => {
             eprintln!("webhook-relay: {problem}");
             return ExitCode::from(2);
@@ -52,4 +63,24 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Once, for those who run no relay.
+fn print(look: Look, target: &Target) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let text = runtime.block_on(async {
+        match look {
+            Look::Metrics => metrics::print(target).await,
+            Look::Page => page::print(target).await,
+        }
+    });
+    let text = text.map_err(|refusal| match refusal {
+        Refusal::Denied(message) => message,
+        Refusal::Unavailable(message) => format!("{}: {message}", target.name),
+    })?;
+    let written = std::io::stdout().lock().write_all(text.as_bytes());
+    written.map_err(|error| error.to_string())
 }

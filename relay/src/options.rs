@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use webhook_delivery::{Network, RequireHttps};
 
+use crate::http::Serving;
 use crate::portable::{Action, Order};
 use crate::target::Target;
+use crate::token::{self, Token};
 
 const HELP: &str = "\
 webhook-relay delivers the webhooks of a PostgreSQL database that has the
@@ -21,9 +23,15 @@ to relays; of several relays each serves its share of the endpoints
 
 Usage:
   webhook-relay run [OPTION]... [CONNECTION]
+  webhook-relay metrics [CONNECTION]
+  webhook-relay page [CONNECTION]
   webhook-relay install [--owner ROLE] [CONNECTION]
   webhook-relay upgrade [CONNECTION]
   webhook-relay uninstall [--force] [CONNECTION]
+
+metrics prints the figures of the database for Prometheus, and page a page of
+HTML for people, made for a file: webhook-relay page > webhook.html. Their
+role needs the level read: SELECT webhook_grant('ROLE', 'read').
 
 A database that allows no library, and has no superuser, gets the schema of
 the extension by install, which a role executes that owns the database;
@@ -52,7 +60,13 @@ Options:
   --grace SECONDS          time that requests in flight get to end by
                            themselves after SIGTERM (default 10)
   --http ADDRESS:PORT      answer GET /healthz there: 200 while it delivers,
-                           else 503 with the reason
+                           else 503 with the reason; and GET /metrics for
+                           Prometheus, where the role has the level read too
+  --page                   also serve the page, at / of --http
+  --token-file FILE        give metrics and page only to those who give the
+                           token that the file has (or WEBHOOK_RELAY_TOKEN):
+                           as Bearer, or as the password of any user; beyond
+                           loopback nobody gets them without
   --log-format FORMAT      lines (default) or json
 
 Where the relay may connect to. The database has rules of its own
@@ -78,14 +92,20 @@ pub enum Command {
     /// A text to print.
     Tell(String),
     Administer(Box<Order>),
+    Look(Look, Box<Target>),
     Run(Box<Options>),
+}
+
+pub enum Look {
+    Metrics,
+    Page,
 }
 
 pub struct Options {
     pub target: Target,
     pub max_in_flight: usize,
     pub grace: Duration,
-    pub http: Option<SocketAddr>,
+    pub http: Option<Serving>,
     pub logs_json: bool,
     pub network: Network,
     pub ca_file: Option<PathBuf>,
@@ -98,6 +118,8 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
     });
     match arguments.next().transpose()?.as_deref() {
         Some("run") => {}
+        Some("metrics") => return look(Look::Metrics, arguments),
+        Some("page") => return look(Look::Page, arguments),
         Some("install") => return administration(Action::Install, arguments),
         Some("upgrade") => return administration(Action::Upgrade, arguments),
         Some("uninstall") => return administration(Action::Uninstall, arguments),
@@ -115,6 +137,8 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
     let mut max_in_flight = 1000;
     let mut grace = Duration::from_secs(10);
     let mut http = None;
+    let mut page = false;
+    let mut token_file = None;
     let mut logs_json = false;
     let mut network = Network::default();
     let mut ca_file = None;
@@ -140,6 +164,8 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
             "max-in-flight" => max_in_flight = number(&name, &value()?)?.max(1),
             "grace" => grace = Duration::from_secs(number(&name, &value()?)? as u64),
             "http" => http = Some(address(&value()?)?),
+            "page" if option == "page" => page = true,
+            "token-file" => token_file = Some(PathBuf::from(value()?)),
             "log-format" => logs_json = is_json(&value()?)?,
             "allow-networks" => network.allow = list(&name, &value()?)?,
             "deny-networks" => network.deny = list(&name, &value()?)?,
@@ -154,11 +180,65 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
         target: Target::read(&connection, &|name| std::env::var(name).ok())?,
         max_in_flight,
         grace,
-        http,
+        http: serving(http, page, token_file)?,
         logs_json,
         network,
         ca_file,
     })))
+}
+
+fn look(
+    look: Look,
+    mut arguments: impl Iterator<Item = Result<String, String>>,
+) -> Result<Command, String> {
+    let mut connection = None;
+    while let Some(argument) = arguments.next().transpose()? {
+        match argument.as_str() {
+            "--help" | "-h" => return Ok(Command::Tell(HELP.trim_end().to_owned())),
+            _ if argument.starts_with("--") => {
+                return Err("there is no such option; try \"webhook-relay --help\"".into());
+            }
+            _ => {
+                if connection.replace(argument).is_some() {
+                    return Err("there is more than one connection string".into());
+                }
+            }
+        }
+    }
+    let connection = connection.unwrap_or_default();
+    let target = Target::read(&connection, &|name| std::env::var(name).ok())?;
+    Ok(Command::Look(look, Box::new(target)))
+}
+
+fn serving(
+    http: Option<SocketAddr>,
+    page: bool,
+    token_file: Option<PathBuf>,
+) -> Result<Option<Serving>, String> {
+    let Some(address) = http else {
+        return match (page, token_file) {
+            (true, _) => Err("--page needs --http ADDRESS:PORT".into()),
+            (_, Some(_)) => Err("--token-file needs --http ADDRESS:PORT".into()),
+            _ => Ok(None),
+        };
+    };
+    let token = match (token_file, std::env::var(token::VARIABLE)) {
+        (Some(path), _) => Some(Token::of_file(&path)?),
+        (None, Ok(text)) if !text.is_empty() => {
+            let wrong = |problem| format!("{}: {problem}", token::VARIABLE);
+            Some(Token::new(&text).map_err(wrong)?)
+        }
+        _ => None,
+    };
+    let serving = Serving {
+        address,
+        page,
+        token,
+    };
+    match serving.problem() {
+        Some(problem) => Err(problem.into()),
+        None => Ok(Some(serving)),
+    }
 }
 
 fn administration(
@@ -272,6 +352,19 @@ mod tests {
                 "postgresql://relay:hunter2@db.example.com/shop",
             ],
             &["uninstall", "--password=hunter2"],
+            &["metrics", "host=db password='hunter2"],
+            &["page", "--password=hunter2"],
+            &["run", "--page"],
+            &["run", "--http", "0.0.0.0:8080", "--page"],
+            &["run", "--http", "[::]:8080", "--page"],
+            &[
+                "run",
+                "--http",
+                "127.0.0.1:8080",
+                "--page",
+                "--token-file",
+                "/no/such/hunter3",
+            ],
         ] {
             let problem = problem(arguments);
             assert!(!problem.contains('\n'), "{problem}");
@@ -289,6 +382,8 @@ mod tests {
             "max-in-flight",
             "grace",
             "http",
+            "page",
+            "token-file",
             "log-format",
             "allow-networks",
             "ca-file",

@@ -19,6 +19,7 @@ use webhook_engine::{
 };
 
 use crate::health::{self, Health};
+use crate::http;
 use crate::log;
 use crate::memory::Burst;
 use crate::options::Options;
@@ -43,9 +44,10 @@ pub fn run(options: &Options) -> Result<(), String> {
         log::use_json();
     }
     let health = Health::starting();
-    if let Some(address) = options.http {
-        let served = health.serve(&runtime, address);
-        served.map_err(|error| format!("--http {address}: {error}"))?;
+    if let Some(serving) = &options.http {
+        let (health, target) = (health.clone(), options.target.clone());
+        let served = http::Service::start(&runtime, serving.clone(), health, target);
+        served.map_err(|error| format!("--http {}: {error}", serving.address))?;
     }
     let stop = await_signals(&runtime).map_err(|error| error.to_string())?;
     let mut relay = Relay {

@@ -33,6 +33,7 @@ const OPTIONS: [(&str, &str); 13] = [
     ("target_session_attrs", "PGTARGETSESSIONATTRS"),
 ];
 
+#[derive(Clone)]
 pub struct Target {
     pub config: Config,
     pub tls: Tls,

@@ -155,7 +155,8 @@ fn the_address_comes_first_and_what_is_wide_last() {
     assert_eq!(
         columns,
         "endpoint state reason since queued queued_bytes in_flight kept_back failed more consecutive_failures trips next_probe_at \
-         last_success_at last_failure_at last_error policy tenant created_at event_types filter format url headers metadata"
+         last_success_at last_failure_at last_error policy tenant created_at event_types filter format url headers metadata \
+         endpoint_id"
     );
     assert_that(&database, "acme/orders", "tenant = 'acme'");
 }
