@@ -20,7 +20,7 @@ VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
 CARGO := PGRX_PG_CONFIG_PATH=$(PG_CONFIG) cargo
-PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
+PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo chromium
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)

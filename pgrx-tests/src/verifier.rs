@@ -72,7 +72,7 @@ fn run(program: &mut Command, secret: &str, request: &Request) -> (String, Strin
     (text(&output.stdout), text(&output.stderr))
 }
 
-fn virtual_environment() -> PathBuf {
+pub fn virtual_environment() -> PathBuf {
     let venv = std::env::var_os("WEBHOOK_TEST_VENV")
         .map_or_else(|| target_directory().join("venv"), PathBuf::from);
     assert!(

@@ -126,7 +126,7 @@ with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         for kind in ("keyDown", "keyUp"):
             browser.order("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
         report["focus"] = browser.evaluate(FOCUS)
-        browser.evaluate("document.activeElement.blur()")
+        browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         if screenshot:
             shot = browser.order("Page.captureScreenshot", format="png")
             with open(screenshot, "wb") as file:

@@ -322,6 +322,49 @@ mod tests {
         }
     }
 
+    fn service(address: &str, token: Option<&str>) -> Service {
+        let token = token.map(|text| Token::new(text).expect("it is long enough"));
+        Service {
+            serving: Serving {
+                address: address.parse().expect("it is an address"),
+                page: true,
+                token,
+            },
+            health: Health::starting(),
+            target: Target::read("", &|_| None).expect("it is a target"),
+            metrics: Mutex::default(),
+            page: Mutex::default(),
+        }
+    }
+
+    #[test]
+    fn beyond_loopback_nobody_gets_figures_without_a_token() {
+        let request = Request::builder().header("host", "127.0.0.1").body(());
+        let request = request.expect("it is a request");
+        let status = |service: &Service| service.refuse(&request).map(|refusal| refusal.status());
+        for local in [
+            "127.0.0.1:1",
+            "127.8.9.1:1",
+            "[::1]:1",
+            "[::ffff:127.0.0.1]:1",
+        ] {
+            let open = service(local, None);
+            assert_eq!(
+                (status(&open), open.serving.problem()),
+                (None, None),
+                "{local}"
+            );
+        }
+        for open in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "[::ffff:10.0.0.1]:1"] {
+            let without = service(open, None);
+            assert_eq!(status(&without), Some(StatusCode::FORBIDDEN), "{open}");
+            assert!(without.serving.problem().is_some());
+            let with = service(open, Some("0123456789abcdef"));
+            assert_eq!(status(&with), Some(StatusCode::UNAUTHORIZED), "{open}");
+            assert!(with.serving.problem().is_none());
+        }
+    }
+
     #[test]
     fn a_request_names_one_host() {
         let of = |hosts: &[&str]| {

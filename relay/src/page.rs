@@ -180,7 +180,7 @@ fn tiles(found: &Value) -> String {
             } else {
                 "none".to_owned()
             },
-            "at endpoints that are sent to".to_owned(),
+            "not counting parked".to_owned(),
             alerts("webhook_oldest_due"),
         ),
         (
@@ -207,8 +207,8 @@ fn tiles(found: &Value) -> String {
 fn throughput(found: &Value) -> String {
     let hour = Hour::read(&found["hour"]["minutes"]);
     format!(
-        "<section aria-labelledby=\"throughput\"><h2 id=\"throughput\">Last hour, by minute</h2>\
-         <p class=\"legend\"><span class=\"key sent\">sent</span> <span class=\"key bad\">attempts failed</span></p>\
+        "<section aria-labelledby=\"throughput\"><div class=\"head\"><h2 id=\"throughput\">Last hour, by minute</h2>\
+         <p class=\"note\"><span class=\"key sent\">sent</span><span class=\"key bad\">attempts failed</span></p></div>\
          {}</section>\n",
         hour.throughput(text(&found["since"]), text(&found["until"]))
     )
@@ -231,7 +231,8 @@ fn ages(found: &Value) -> String {
     let most = counts.iter().map(|(_, number)| *number).fold(1.0, f64::max);
     let bytes = words::bytes(figure(&found["status"]["queued_bytes"]));
     let mut out = format!(
-        "<section aria-labelledby=\"ages\"><h2 id=\"ages\">Queue by age</h2><p class=\"legend\">{bytes} of payloads</p>\n<table class=\"ages\" role=\"table\">\
+        "<section aria-labelledby=\"ages\"><div class=\"head\"><h2 id=\"ages\">Queue by age</h2>\
+         <p class=\"note\">{bytes} of payloads</p></div>\n<table class=\"ages\" role=\"table\">\
          <caption class=\"unseen\">Deliveries in the queue by age, the oldest 10,000</caption>\
          <thead class=\"unseen\"><tr><th scope=\"col\">Age</th><th scope=\"col\">Deliveries</th></tr></thead><tbody>\n",
     );
@@ -258,7 +259,7 @@ fn endpoints(found: &Value) -> String {
         false => String::new(),
     };
     let mut out = format!(
-        "<section aria-labelledby=\"endpoints\"><h2 id=\"endpoints\">Endpoints</h2>{note}\n"
+        "<section aria-labelledby=\"endpoints\"><div class=\"head\"><h2 id=\"endpoints\">Endpoints</h2>{note}</div>\n"
     );
     if listed.is_empty() {
         return out
@@ -270,7 +271,7 @@ fn endpoints(found: &Value) -> String {
             "State",
             "Endpoint",
             "Last hour",
-            "p95",
+            "Attempt p95",
             "Queue",
             "Last error",
         ],
@@ -310,16 +311,25 @@ fn endpoint_row(endpoint: &Value) -> String {
     let p95 = endpoint["p95"].as_f64().map_or("–".to_owned(), words::time);
     let more = endpoint["more"].as_bool().unwrap_or_default();
     let (queued, kept_back) = (figure(&endpoint["queued"]), figure(&endpoint["kept_back"]));
-    let kept_back = match kept_back > 0.0 {
-        true => format!("<small>{} kept back</small>", words::number(kept_back)),
-        false => String::new(),
-    };
+    let mut beside = String::new();
+    if kept_back > 0.0 {
+        let _ = write!(
+            beside,
+            "<small>{} kept back</small>",
+            words::number(kept_back)
+        );
+    }
+    let dead = figure(&endpoint["failed"]);
+    if dead > 0.0 {
+        let dead = words::counted(dead, "dead letter", "dead letters");
+        let _ = write!(beside, "<small>{dead}</small>");
+    }
     format!(
         "<tr role=\"row\"><td role=\"cell\"><span class=\"state {class}\">{}{}</span>{since}</td>\
          <th role=\"rowheader\" scope=\"row\"><bdi>{}</bdi><small><bdi>{}</bdi></small></th>\
          <td role=\"cell\" data-label=\"Last hour\" class=\"wide\">{}</td>\
-         <td role=\"cell\" data-label=\"p95\">{p95}</td>\
-         <td role=\"cell\" data-label=\"Queue\">{}{kept_back}</td>\
+         <td role=\"cell\" data-label=\"Attempt p95\">{p95}</td>\
+         <td role=\"cell\" data-label=\"Queue\">{}{beside}</td>\
          <td role=\"cell\" data-label=\"Last error\" class=\"error\">{}</td></tr>\n",
         icon(path),
         escaped(&state.to_lowercase().replace('_', " ")),
@@ -399,4 +409,44 @@ fn figure(value: &Value) -> f64 {
 
 fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn whatever_is_called_like_an_element_is_none() {
+        const HOSTILE: &str = "<x-hostile a=\"b\" c='d'>&\u{202e}";
+        let found = json!({
+            "at": HOSTILE, "since": HOSTILE, "until": HOSTILE,
+            "status": {"database": HOSTILE, "health": HOSTILE, "reason": HOSTILE, "state": HOSTILE},
+            "hour": {"minutes": [[HOSTILE, HOSTILE, HOSTILE]]},
+            "endpoint_count": 1,
+            "endpoints": [
+                {"endpoint": HOSTILE, "state": HOSTILE, "url": HOSTILE, "reason": HOSTILE, "last_error": HOSTILE},
+                {"endpoint": HOSTILE, "state": "OPEN", "reason": HOSTILE},
+            ],
+            "dead_letters": [
+                {"event_id": HOSTILE, "event_type": HOSTILE, "endpoint": HOSTILE, "failed_at": HOSTILE, "last_error": HOSTILE},
+                {"event_id": HOSTILE, "reason": HOSTILE},
+            ],
+        });
+        let page = page(&found);
+        assert!(!page.to_lowercase().contains("<x-hostile"), "{page}");
+        assert!(
+            !page.contains("a=\"b\"") && !page.contains("c='d'"),
+            "{page}"
+        );
+        assert!(!page.contains('\u{202e}'));
+        assert_eq!(
+            page.matches("&lt;x-hostile").count(),
+            page.matches("x-hostile").count()
+        );
+        assert!(
+            page.matches("&lt;x-hostile").count() > 15,
+            "each of them is shown"
+        );
+    }
 }

@@ -1,9 +1,7 @@
 //! How a relay is, as people, probes and service managers learn it.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
 use serde_json::{Value, json};
+use webhook_e2e::looking::get;
 use webhook_e2e::relay::ServiceManager;
 use webhook_e2e::{Cluster, Receiver, Relay, port, wait};
 
@@ -13,14 +11,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 
 /// Status and body.
 fn ask(port: u16) -> Option<(u16, Value)> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    let request = b"GET /healthz HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n";
-    stream.write_all(request).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let status = answer.split(' ').nth(1)?.parse().ok()?;
-    let (_, body) = answer.split_once("\r\n\r\n")?;
-    Some((status, serde_json::from_str(body).ok()?))
+    let answer = get(port, "/healthz", &[("host", "relay")])?;
+    Some((answer.status, serde_json::from_str(&answer.body).ok()?))
 }
 
 #[track_caller]

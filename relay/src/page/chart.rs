@@ -93,34 +93,24 @@ impl Hour {
         )
     }
 
-    /// `since` and `until` are times of day.
+    /// `since` and `until` are times of day. What is written beside it has the size of other text on every screen.
     pub fn throughput(&self, since: &str, until: &str) -> String {
-        let (step, height, left) = (11.0, 150.0, 0.0);
+        let (step, height) = (10.0, 150.0);
         let width = step * MINUTES as f64;
         let top = round_up(self.highest());
-        let mut lines = String::new();
-        for part in [0.0, 0.5, 1.0] {
-            let y = height - height * part;
-            let _ = write!(lines, "<path class=\"axis\" d=\"M{left} {y:.1}h{width}\"/>");
-            if part > 0.0 && (top * part).fract() == 0.0 {
-                let _ = write!(
-                    lines,
-                    "<text class=\"tick\" x=\"{width}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                    y + 13.0,
-                    words::number(top * part)
-                );
-            }
-        }
         format!(
-            "<svg class=\"chart\" viewBox=\"0 -1 {width} {}\" role=\"img\" aria-label=\"{}\">{}{lines}\
-             <text class=\"tick\" x=\"0\" y=\"{base}\">{}</text>\
-             <text class=\"tick\" x=\"{width}\" y=\"{base}\" text-anchor=\"end\">{} UTC</text></svg>",
-            height + 22.0,
+            "<div class=\"plot\"><svg class=\"chart\" viewBox=\"0 0 {width} {height}\" preserveAspectRatio=\"none\" role=\"img\" \
+             aria-label=\"{}\"><path class=\"axis\" d=\"M0 .5h{width}M0 {}h{width}M0 {}h{width}\"/>{}</svg>\
+             <span class=\"top\" aria-hidden=\"true\">{}</span><span class=\"half\" aria-hidden=\"true\">{}</span></div>\
+             <p class=\"span\"><span>{}</span><span>{} UTC</span></p>",
             self.in_words(),
+            height / 2.0,
+            height - 0.5,
             self.bars(step, height, top),
+            words::number(top),
+            words::number(top / 2.0),
             escaped(since),
             escaped(until),
-            base = height + 17.0,
         )
     }
 }
@@ -139,9 +129,10 @@ pub fn bar(share: f64) -> String {
 fn round_up(highest: f64) -> f64 {
     let mut unit = 1.0;
     loop {
-        for step in [2.0, 4.0, 6.0, 8.0, 10.0] {
-            if step * unit >= highest {
-                return step * unit;
+        for step in [2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0] {
+            let top = step * unit;
+            if top >= highest && top % 2.0 == 0.0 {
+                return top;
             }
         }
         unit *= 10.0;
@@ -176,6 +167,7 @@ mod tests {
             (3.0, 4.0),
             (11.0, 20.0),
             (61.0, 80.0),
+            (280.0, 300.0),
             (1500.0, 2000.0),
         ] {
             assert_eq!(round_up(highest), top);
