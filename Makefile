@@ -20,7 +20,7 @@ VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
 CARGO := PGRX_PG_CONFIG_PATH=$(PG_CONFIG) cargo
-PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo chromium
+PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
@@ -30,12 +30,17 @@ export WEBHOOK_TEST_VENV ?= $(VENV)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what is missing: Debian packages, the server that PG= names
-	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+# Those of a list that are missing.
+define install_packages
+	@missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 		echo "Installing Debian packages:" $$missing; \
 		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	fi
+endef
+
+setup: ## install what is missing: Debian packages, the server that PG= names
+	$(call install_packages,$(PACKAGES))
 	@$(FETCH_SERVER)
 
 build: setup script ## compile the extension
@@ -148,7 +153,17 @@ peers:
 		PATH=$(VENV)/bin:$$PATH $(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(PEERS) && \
 		cp bench/peers/package-lock.json $(PEERS)/node_modules/installed.json; } || echo "Without the peers of npm"
 
-venv: setup ## what the checks take from PyPI and npm
+# A browser; and Prometheus with what goes with it, unpacked and not installed, so that nothing starts as a service.
+TEST_PACKAGES := chromium
+UNPACKED := prometheus prometheus-postgres-exporter
+DOWNLOAD := apt-get -qq -o APT::Sandbox::User=root download $(UNPACKED)
+
+venv: setup ## what the checks take from Debian, PyPI and npm
+	$(call install_packages,$(TEST_PACKAGES))
+	@[ -x $(VENV)/prometheus/usr/bin/promtool ] || { \
+		mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
+		{ $(DOWNLOAD) 2>/dev/null || { $(SUDO) apt-get update -qq && $(DOWNLOAD); }; } && \
+		for package in *.deb; do dpkg-deb -x "$$package" . || exit 1; done && rm -f *.deb; }
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)
 	@cmp -s pgrx-tests/requirements.txt $(VENV)/requirements.txt || { \
 		$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement pgrx-tests/requirements.txt && \

@@ -80,11 +80,28 @@ pub fn get(port: u16, path: &str, headers: &[(&str, &str)]) -> Option<Answered> 
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
-    Some(Answered {
+    let mut answered = Answered {
         status: head.split(' ').nth(1)?.parse().ok()?,
         head: head.to_owned(),
         body: body.to_owned(),
-    })
+    };
+    if answered.header("transfer-encoding") == Some("chunked") {
+        answered.body = without_chunks(body)?;
+    }
+    Some(answered)
+}
+
+fn without_chunks(mut rest: &str) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        let (length, chunks) = rest.split_once("\r\n")?;
+        let length = usize::from_str_radix(length, 16).ok()?;
+        if length == 0 {
+            return Some(body);
+        }
+        body.push_str(chunks.get(..length)?);
+        rest = chunks.get(length..)?.strip_prefix("\r\n")?;
+    }
 }
 
 /// `webhook-relay metrics` or `page`: what it prints, or why it does not.

@@ -208,9 +208,8 @@ fn text(database: &[Value], endpoints: &[Value]) -> String {
         .iter()
         .filter_map(|row| row.get("metrics")?.as_array());
     let metrics: Vec<_> = metrics.flatten().filter_map(Value::as_object).collect();
-    let labels = &["metric", "unit"];
     let value = ("value", Gauge, "Value of a row of webhook.metrics.");
-    text.family("webhook_metric_", &value, &metrics, labels);
+    text.family("webhook_metric_", &value, &metrics, &["metric"]);
     let alert = (
         "alert",
         Gauge,

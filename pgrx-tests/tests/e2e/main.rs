@@ -67,6 +67,7 @@ mod preview;
 mod privileges;
 mod probe;
 mod prometheus;
+mod prometheus_files;
 mod reasons;
 mod recipes;
 mod recipients;

@@ -98,7 +98,7 @@ fn the_official_parser_reads_what_was_delivered() {
             assert_eq!(of("up"), 1.0);
             assert_eq!(of("attempt_duration_seconds_count"), attempts);
         }
-        let failed = json!({"metric": "webhook_failed_count", "unit": "deliveries"});
+        let failed = json!({"metric": "webhook_failed_count"});
         assert_eq!(metrics.value("webhook_metric_value", &failed), 2.0);
         assert_eq!(metrics.samples("webhook_metric_alert").len(), 11);
         for (name, number) in [("attempt_duration", 6.0), ("delivery_latency", 3.0)] {

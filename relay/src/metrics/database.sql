@@ -24,8 +24,7 @@ CROSS JOIN (
            max(m.value) FILTER (WHERE m.metric = 'webhook_disabled_endpoints') AS disabled_endpoints,
            max(m.value) FILTER (WHERE m.metric = 'webhook_parked') AS parked_deliveries,
            max(m.value) FILTER (WHERE m.metric = 'webhook_dead_letters') AS dead_letters,
-           jsonb_agg(jsonb_build_object('metric', m.metric, 'unit', m.unit, 'value', m.value, 'alert', m.alert::int))
-               AS metrics
+           jsonb_agg(jsonb_build_object('metric', m.metric, 'value', m.value, 'alert', m.alert::int)) AS metrics
     FROM webhook.metrics m
 ) m
 LEFT JOIN webhook.stat t ON t.endpoint_id = 0 AND t.grain = 'total'
