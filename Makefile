@@ -85,7 +85,7 @@ run: demo ## a throwaway server with the extension, until Ctrl-C
 
 demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 	@echo "Compiling the demo: a minute the first time"
-	@cargo build --quiet --package webhook-e2e --bin demo
+	@cargo build --quiet --package webhook-e2e --bin demo --bin relay
 	@KEEP=$(KEEP) $(TARGET)/debug/demo
 
 test: lint unit e2e hosts ## everything below: lint, unit, e2e, and hosts

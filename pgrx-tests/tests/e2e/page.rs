@@ -286,17 +286,17 @@ fn a_relay_does_not_start_that_would_show_the_page_beyond_loopback_without_a_tok
 }
 
 #[test]
-fn an_empty_database_has_a_page_that_says_so() {
-    let cluster = Cluster::relayed();
-    let database = cluster.database("page");
-    let connection = role_with(cluster, &database, &["read"]);
-    let page = print("page", &connection).expect("it prints");
-    assert!(
-        page.contains("There is none yet: <code>webhook_set_endpoint()</code> makes one."),
-        "{page}"
-    );
-    assert!(
-        page.contains("0 sent and 0 attempts failed in the last hour"),
-        "{page}"
-    );
+fn an_empty_database_has_a_page_that_says_so_also_without_the_library() {
+    for cluster in [Cluster::relayed(), Cluster::portable()] {
+        let database = cluster.database("page");
+        let connection = role_with(cluster, &database, &["read"]);
+        let page = print("page", &connection).expect("it prints");
+        let none = "There is none yet: <code>webhook_set_endpoint()</code> makes one.";
+        assert!(page.contains(none), "{page}");
+        assert!(
+            page.contains("0 sent and 0 attempts failed in the last hour"),
+            "{page}"
+        );
+        print("metrics", &connection).expect("it prints");
+    }
 }

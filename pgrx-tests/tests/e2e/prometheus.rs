@@ -231,3 +231,36 @@ fn a_database_without_the_extension_is_told_as_that() {
         "{said}"
     );
 }
+
+#[test]
+fn where_endpoints_take_too_long_to_count_the_other_figures_are_still_told() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("prometheus");
+    database.add_endpoint("orders", "http://127.0.0.1:9/");
+    let connection = role_with(cluster, &database, &["read"]);
+    database.execute(
+        "ALTER VIEW webhook.endpoint_status RENAME TO quick_status;
+         CREATE VIEW webhook.endpoint_status AS SELECT * FROM webhook.quick_status WHERE pg_sleep(20) IS NOT NULL;
+         GRANT SELECT ON webhook.endpoint_status TO PUBLIC",
+    );
+    let asked = Instant::now();
+    let metrics = Metrics::parse(&print("metrics", &connection).expect("it prints"));
+    assert!(
+        asked.elapsed() < Duration::from_secs(9),
+        "a scrape has 10 s"
+    );
+    let of_all = |name: &str| metrics.value(name, &json!({}));
+    assert_eq!(
+        (
+            of_all("webhook_endpoints"),
+            of_all("webhook_endpoints_without_series")
+        ),
+        (1.0, 1.0)
+    );
+    assert_eq!(metrics.samples("webhook_endpoint_up").len(), 0);
+    let refusal = print("page", &connection).expect_err("it has nothing to show");
+    assert!(
+        refusal.contains("the database took longer than 4 s to count"),
+        "{refusal}"
+    );
+}

@@ -1,5 +1,6 @@
 //! The main job in the terminal, on a throwaway cluster. Exits 0 only if every claim it makes holds.
 
+mod outage;
 mod terminal;
 
 use std::panic::{self, PanicHookInfo};
@@ -39,8 +40,7 @@ fn demonstrate() {
     let failed = fail_a_delivery(&mut client, &database, &receiver);
     repair_and_send_again(&mut client, &database, &receiver, failed);
 
-    step("The state of this database's worker.");
-    run(&mut client, "SELECT * FROM webhook_status()");
+    outage::survive_an_outage(&mut client, &cluster, &database, &receiver);
 
     say_how_to_connect(&cluster, &database);
 }
