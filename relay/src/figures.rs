@@ -161,7 +161,7 @@ fn json(message: &SimpleQueryMessage) -> Option<Result<Value, Problem>> {
 /// The name is a literal already.
 fn lacks_level(role: &str) -> String {
     format!(
-        "role {role} may not read the figures: SELECT webhook_grant({role}, 'read') by an administrator of webhook lets it"
+        "role {role} needs the level read to see figures: SELECT webhook_grant({role}, 'read') gives it"
     )
 }
 

@@ -138,9 +138,7 @@ fn metrics_without_the_level_read_say_what_grants_it() {
     let looking = Looking::start(&connection, &["--page"]);
     let role = format!("relay_of_{}", database.name());
     let grant = format!("SELECT webhook_grant('{role}', 'read')");
-    let sentence = format!(
-        "role '{role}' may not read the figures: {grant} by an administrator of webhook lets it\n"
-    );
+    let sentence = format!("role '{role}' needs the level read to see figures: {grant} gives it\n");
     for path in ["/metrics", "/"] {
         let answer = looking.get(path);
         assert_eq!((answer.status, answer.body), (403, sentence.clone()));
