@@ -11,7 +11,7 @@ WITH shown AS MATERIALIZED (
            59 - (extract(epoch FROM date_trunc('minute', now()) - s.begins_at) / 60)::int AS place
     FROM webhook.stat s
     WHERE s.grain = 'minute' AND s.begins_at > date_trunc('minute', now()) - interval '1 hour' AND s.begins_at <= now()
-      AND (s.endpoint_id = 0 OR s.endpoint_id IN (SELECT id FROM shown))
+      AND s.endpoint_id = ANY (ARRAY(SELECT 0 UNION ALL SELECT id FROM shown))
 ), hours AS (
     SELECT r.endpoint_id, sum(r.attempts) AS attempts, sum(r.sent) AS sent, sum(r.failed) AS failed,
            jsonb_agg(jsonb_build_array(r.place, r.sent, greatest(r.attempts - r.sent, 0))) AS minutes
