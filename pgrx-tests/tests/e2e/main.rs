@@ -25,6 +25,7 @@ mod database_settings;
 mod databases;
 mod dead_letter;
 mod delivery;
+mod documents;
 mod draining;
 mod durability;
 mod egress;

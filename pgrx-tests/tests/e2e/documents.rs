@@ -1,0 +1,191 @@
+//! README.md and docs/: what they tell people to run does run, or fails as they say, and their links lead somewhere.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use webhook_e2e::{Cluster, Receiver};
+
+const SHOP: &str = include_str!("documents/shop.sql");
+const ENDPOINTS: &str = include_str!("documents/endpoints.sql");
+/// In the place of '..', which stands for the id of an event.
+const EVENT: &str = "01a1e312-6c6e-71fe-ab1c-32c85f00efd8";
+/// Another test runs what these say, in places that are made for it; reference.md has only synopses.
+const ELSEWHERE: [&str; 3] = ["portable.md", "reference.md", "scale.md"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// By their paths from the root.
+fn pages() -> BTreeMap<String, String> {
+    let mut paths = vec!["README.md".to_owned(), "CHANGELOG.md".to_owned()];
+    for entry in fs::read_dir(root().join("docs")).expect("there is docs/") {
+        let name = entry.expect("it can be read").file_name();
+        let name = name.into_string().expect("its names are UTF-8");
+        if name.ends_with(".md") {
+            paths.push(format!("docs/{name}"));
+        }
+    }
+    let read = |path: String| {
+        let text = fs::read_to_string(root().join(&path)).expect("a page can be read");
+        (path, text)
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Each with the number of its line.
+fn sql_blocks(text: &str) -> Vec<(usize, String)> {
+    let mut blocks = Vec::new();
+    let mut block: Option<(usize, String)> = None;
+    for (number, line) in text.lines().enumerate() {
+        match &mut block {
+            None if line == "```sql" => block = Some((number + 1, String::new())),
+            None => {}
+            Some(_) if line == "```" => blocks.extend(block.take()),
+            Some((_, sql)) => {
+                sql.push_str(line);
+                sql.push('\n');
+            }
+        }
+    }
+    blocks
+}
+
+/// As a reader would run it, but that it goes to a receiver of ours and that nobody watches for ever.
+fn as_run_here(sql: &str, receiver: &Receiver) -> String {
+    let mut sql = sql.replace("'..'", &format!("'{EVENT}'"));
+    let url = receiver.url("");
+    let url = url.trim_end_matches('/');
+    for scheme in ["https://", "http://"] {
+        let mut rest = std::mem::take(&mut sql);
+        while let Some(begin) = rest.find(scheme) {
+            let host = &rest[begin + scheme.len()..];
+            let end = host.find(['/', '\'', ' ', '"']).unwrap_or(host.len());
+            if rest[begin..].starts_with(url) {
+                sql.push_str(&rest[..begin + url.len()]);
+                rest = rest[begin + url.len()..].to_owned();
+                continue;
+            }
+            sql.push_str(&rest[..begin]);
+            sql.push_str(url);
+            rest = host[end..].to_owned();
+        }
+        sql.push_str(&rest);
+    }
+    let watched = sql.lines().map(|line| match line.find("\\watch") {
+        Some(at) => format!("{};", &line[..at]),
+        None => line.to_owned(),
+    });
+    watched.collect::<Vec<_>>().join("\n")
+}
+
+fn run(cluster: &Cluster, sql: &str) -> Result<(), String> {
+    let mut psql = cluster.program("psql");
+    psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "shop", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut psql = psql.spawn().expect("psql can be started");
+    let mut stdin = psql.stdin.take().expect("it has an input");
+    stdin.write_all(sql.as_bytes()).expect("psql reads it");
+    drop(stdin);
+    let output = psql.wait_with_output().expect("psql ends");
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+#[test]
+fn the_sql_of_every_page_runs_from_its_first_line_to_its_last() {
+    let mut trouble = Vec::new();
+    let mut ran = 0;
+    for (path, text) in pages() {
+        let blocks = sql_blocks(&text);
+        if blocks.is_empty() || ELSEWHERE.iter().any(|page| path.ends_with(page)) {
+            continue;
+        }
+        let (cluster, receiver) = (Cluster::builder().start(), Receiver::start());
+        let mut client = cluster.connect("postgres");
+        client.batch_execute("CREATE DATABASE shop").unwrap();
+        let makes = |what: &str| text.contains(what);
+        let mut preparation = SHOP.to_owned();
+        if !makes("CREATE ROLE relay") {
+            preparation.push_str("CREATE ROLE relay;");
+        }
+        if !makes("CREATE EXTENSION webhook;\n\nSELECT") {
+            preparation.push_str(ENDPOINTS);
+        }
+        run(&cluster, &as_run_here(&preparation, &receiver)).expect("the shop can be made");
+        for (line, sql) in blocks {
+            ran += 1;
+            let outcome = run(&cluster, &as_run_here(&sql, &receiver));
+            let told = sql
+                .lines()
+                .find_map(|line| line.strip_prefix("-- ERROR:  "));
+            match (outcome, told) {
+                (Ok(()), None) => {}
+                (Err(error), Some(told)) if error.contains(told) => {}
+                (outcome, _) => trouble.push(format!("{path}:{line}: {outcome:?}")),
+            }
+        }
+    }
+    assert!(trouble.is_empty(), "{}", trouble.join("\n"));
+    assert!(ran > 50, "only {ran} blocks were found");
+}
+
+/// As GitHub makes it of a heading.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter_map(|letter| match letter {
+        ' ' => Some('-'),
+        '-' | '_' => Some(letter),
+        letter if letter.is_alphanumeric() => Some(letter),
+        _ => None,
+    });
+    kept.collect()
+}
+
+/// Outside of code.
+fn links(text: &str) -> Vec<String> {
+    let prose = text.split("```").step_by(2).collect::<String>();
+    let found = prose.split("](").skip(1);
+    let targets = found.filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    targets.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_link_of_a_page_leads_to_a_file_and_a_heading_that_are_there() {
+    let pages = pages();
+    let mut trouble = Vec::new();
+    let mut followed = 0;
+    for (path, text) in &pages {
+        for link in links(text) {
+            if link.starts_with("https://") {
+                continue;
+            }
+            followed += 1;
+            let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
+            let folder = Path::new(path).parent().unwrap_or(Path::new(""));
+            let target = match file {
+                "" => path.into(),
+                _ => folder.join(file),
+            };
+            let full = root().join(&target);
+            if !full.exists() {
+                trouble.push(format!("{path}: {link}: there is no such file"));
+            } else if !heading.is_empty() {
+                let page = fs::read_to_string(&full).unwrap_or_default();
+                let mut headings = page.lines().filter(|line| line.starts_with('#'));
+                if !headings.any(|line| anchor(line) == heading) {
+                    trouble.push(format!("{path}: {link}: there is no such heading"));
+                }
+            }
+        }
+    }
+    assert!(trouble.is_empty(), "{}", trouble.join("\n"));
+    assert!(followed > 30, "only {followed} links were found");
+}
