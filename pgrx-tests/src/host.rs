@@ -45,7 +45,11 @@ pub fn relay_program() -> String {
 
 /// The schema without the library, with the test policy and receivers on loopback allowed.
 pub fn install_portable(cluster: &Cluster, database: &Database) {
-    let mut install = unprivileged(relay_program());
+    install_portable_by(&relay_program(), cluster, database);
+}
+
+pub fn install_portable_by(relay: &str, cluster: &Cluster, database: &Database) {
+    let mut install = unprivileged(relay);
     let address = cluster.address(cluster.port(), database.name());
     complete(install.env_clear().args(["install", &address]));
     database.execute(
