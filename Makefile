@@ -25,7 +25,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts upgradetest reference api bench peers package clean venv
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api bench peers package clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,14 +118,23 @@ unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
 # the library in the server. What the others have in common with the server is tested there; pgrx-tests/hosts/ lists the rest.
 HOST := server
 HOST_MODULES := delivery:: retries:: breaker:: ordering:: idempotency:: recovery:: watch_
-HOST_TESTS = $(HOST_MODULES) $(shell sed -n 's/^\([a-z][a-z_:]*\) .*/--skip \1/p' pgrx-tests/hosts/$(HOST).txt)
+TESTS = $(if $(filter-out server,$(HOST)),$(HOST_MODULES) $(HOST_SKIPS))
+HOST_SKIPS = $(shell sed -n 's/^\([a-z][a-z_:]*\) .*/--skip \1/p' pgrx-tests/hosts/$(HOST).txt)
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP; HOST=relay or HOST=portable for another host
-	WEBHOOK_TEST_HOST=$(HOST) cargo test --package webhook-e2e $(if $(filter-out server,$(HOST)),-- $(HOST_TESTS))
+	WEBHOOK_TEST_HOST=$(HOST) cargo test --package webhook-e2e $(if $(TESTS),-- $(TESTS))
 
 hosts: e2e ## the tests of delivery on the other two hosts
 	@$(MAKE) --no-print-directory e2e HOST=relay
 	@$(MAKE) --no-print-directory e2e HOST=portable
+
+# What the server itself may do otherwise in another version.
+VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies::
+
+versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18
+	@for version in 16 17 18; do \
+		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" || exit 1; \
+	done
 
 upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)
