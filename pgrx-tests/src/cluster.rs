@@ -188,6 +188,16 @@ impl Builder {
         })
     }
 
+    /// A standby that follows `primary`, with its settings but for the port and those added here.
+    pub fn start_standby_of(mut self, primary: &Cluster) -> Cluster {
+        self.superuser.clone_from(&primary.superuser);
+        self.start_with(|cluster| {
+            let mut backup = primary.server_program("pg_basebackup");
+            backup.arg("-D").arg(cluster.data_directory());
+            complete(backup.args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf"]));
+        })
+    }
+
     fn start_with(self, make_data_directory: impl FnOnce(&mut Cluster)) -> Cluster {
         let directory = ServerDirectory::create(&self.purpose);
         let mut postgres = self.programs.join("postgres");
@@ -431,6 +441,27 @@ impl Cluster {
     pub fn kill_immediately(&mut self) {
         self.running().quit();
         self.server = None;
+    }
+
+    /// Makes a primary of a standby.
+    pub fn promote(&self) {
+        let promoted = self
+            .connect("postgres")
+            .query_one("SELECT pg_promote()", &[]);
+        assert!(promoted.expect("it is a standby").get::<_, bool>(0));
+    }
+
+    /// Makes a standby of `primary` of a former primary that was killed.
+    pub fn rejoin(&mut self, primary: &Cluster) {
+        let mut rewind = self.server_program("pg_rewind");
+        rewind.arg("--target-pgdata").arg(self.data_directory());
+        rewind
+            .arg("--source-server")
+            .arg(primary.address(primary.port, "postgres"));
+        complete(rewind.args(["--write-recovery-conf", "--no-sync"]));
+        // It has copied the configuration too.
+        self.configure(&format!("port = {}", self.port));
+        self.start_server();
     }
 
     fn running(&self) -> &Process {

@@ -124,7 +124,8 @@ fn configure(options: &HashMap<String, String>, home: Option<&Path>) -> Result<T
     config.keepalives_retries(3);
     config.tcp_user_timeout(CUT_OFF_AFTER);
 
-    let (host, port) = first_address(&config);
+    let addresses = addresses(&config);
+    let (host, port) = &addresses[0];
     let user = option("user").unwrap_or_default();
     let database = option("dbname").unwrap_or(user);
     let own_file = home.map(|home| home.join(".pgpass"));
@@ -132,24 +133,33 @@ fn configure(options: &HashMap<String, String>, home: Option<&Path>) -> Result<T
     if let Some(password) = option("password") {
         config.password(password);
     } else if let Some(passfile) = passfile
-        && let Some(password) = passfile::password(&passfile, [&host, &port, database, user])
+        && let Some(password) = passfile::password(&passfile, [host, port, database, user])
     {
         config.password(password);
     }
-    let name = format!("database \"{database}\" at {host}:{port}");
+    let places: Vec<String> = addresses.iter().map(|(h, p)| format!("{h}:{p}")).collect();
+    let name = format!("database \"{database}\" at {}", places.join(" or "));
     let tls = tls(&mut config, option("sslmode"), option("sslrootcert"), home)?;
     Ok(Target { config, tls, name })
 }
 
-/// A socket is `localhost` in a password file.
-fn first_address(config: &Config) -> (String, String) {
-    let host = match (config.get_hosts().first(), config.get_hostaddrs().first()) {
-        (Some(Host::Tcp(host)), _) => host.clone(),
-        (None, Some(address)) => address.to_string(),
-        _ => "localhost".to_owned(),
-    };
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    (host, port.to_string())
+/// Host and port of each server that there may be, at least one. A socket is `localhost` in a password file.
+fn addresses(config: &Config) -> Vec<(String, String)> {
+    let mut hosts: Vec<String> = (config.get_hosts().iter())
+        .map(|host| match host {
+            Host::Tcp(name) => name.clone(),
+            Host::Unix(_) => "localhost".to_owned(),
+        })
+        .collect();
+    if hosts.is_empty() {
+        hosts.extend(config.get_hostaddrs().iter().map(ToString::to_string));
+    }
+    let ports = config.get_ports();
+    let port = |number: usize| ports.get(number).or(ports.first()).unwrap_or(&5432);
+    let numbered = hosts.into_iter().enumerate();
+    numbered
+        .map(|(number, host)| (host, port(number).to_string()))
+        .collect()
 }
 
 fn tls(
@@ -316,6 +326,17 @@ mod tests {
             config.get_target_session_attrs(),
             TargetSessionAttrs::ReadWrite
         );
+    }
+
+    #[test]
+    fn every_server_that_may_be_the_primary_is_named() {
+        let named = |connection: &str| Target::read(connection, &|_| None).ok().map(|t| t.name);
+        let name = named("host=one,two port=5433,5434 user=relay dbname=shop").unwrap();
+        assert_eq!(name, "database \"shop\" at one:5433 or two:5434");
+        let name = named("host=one,two port=5433 user=relay dbname=shop").unwrap();
+        assert_eq!(name, "database \"shop\" at one:5433 or two:5433");
+        let name = named("user=relay dbname=shop").unwrap();
+        assert_eq!(name, "database \"shop\" at localhost:5432");
     }
 
     #[test]

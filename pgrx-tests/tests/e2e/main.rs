@@ -36,6 +36,7 @@ mod endpoints;
 mod endpoints_for_another_node;
 mod exclusions;
 mod expiry;
+mod failover;
 mod filters;
 mod formats;
 mod harness;
