@@ -25,7 +25,8 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api bench peers package clean venv
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api bench peers
+.PHONY: package packagetest clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -182,10 +183,18 @@ venv: setup ## what the checks take from Debian, PyPI and npm
 		$(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(VENV) && \
 		cp pgrx-tests/verifiers/package-lock.json $(VENV)/node_modules/installed.json; }
 
-package: relay ## the files to install, under target/package
-	@$(MAKE) --no-print-directory install DESTDIR=$(TARGET)/package INSTALLER=
-	@install -D -m 755 -t $(TARGET)/package/usr/bin $(TARGET)/release/webhook-relay
-	@install -D -m 644 -t $(TARGET)/package/usr/lib/systemd/system relay/webhook-relay.service
+# Who answers for the packages.
+MAINTAINER ?= The webhook authors <webhook@example.org>
+export MAINTAINER
+
+# Target-specific, so setup installs them only where they are needed.
+package: PACKAGES += debhelper
+package: build relay ## Debian packages of the extension and of webhook-relay, under target/packages
+	@packaging/deb.sh $(PG) $(VERSION) $(TARGET)
+
+packagetest: PACKAGES += debootstrap lintian
+packagetest: package ## the packages in a bare system: install, deliver, upgrade, remove, purge
+	@$(SUDO) packaging/test.sh $(PG) $(VERSION) $(TARGET)
 
 clean: ## remove what was built
 	cargo clean

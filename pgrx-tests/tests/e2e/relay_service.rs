@@ -10,6 +10,7 @@ use webhook_e2e::{Cluster, Relay, port, wait};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 const UNIT: &str = include_str!("../../../relay/webhook-relay.service");
+const CONFIGURATION: &str = include_str!("../../../relay/webhook-relay.conf");
 
 /// Of the lines that begin with `name=`.
 fn setting(name: &str) -> &'static str {
@@ -65,10 +66,10 @@ fn the_unit_starts_a_relay_that_tells_when_it_is_ready_however_long_that_takes()
         ("notify", "infinity")
     );
 
-    // The example of its configuration, as the unit's comment has it, but for where the server is.
-    let example = UNIT
+    // The example in the comments of its configuration, but for where the server is.
+    let example = CONFIGURATION
         .lines()
-        .filter_map(|line| line.strip_prefix("#   ")?.split_once('='));
+        .filter_map(|line| line.strip_prefix('#')?.split_once('='));
     let mut example: Vec<(&str, String)> = example
         .map(|(name, value)| (name, value.to_owned()))
         .collect();
