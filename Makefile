@@ -192,9 +192,10 @@ package: PACKAGES += debhelper
 package: build relay ## Debian packages of the extension and of webhook-relay, under target/packages
 	@packaging/deb.sh $(PG) $(VERSION) $(TARGET)
 
-packagetest: PACKAGES += debootstrap lintian
+packagetest: PACKAGES += debootstrap lintian python3-yaml
 packagetest: package ## the packages in a bare system: install, deliver, upgrade, remove, purge
 	@$(SUDO) packaging/test.sh $(PG) $(VERSION) $(TARGET)
+	@[ $(PG) != 15 ] || $(SUDO) /usr/bin/python3 packaging/test/containers.py $(TARGET)
 
 clean: ## remove what was built
 	cargo clean
