@@ -1,6 +1,8 @@
 # make help lists what there is. PG=16, PG=17 or PG=18 is for another version of PostgreSQL than 15.
 
-PG ?= 15
+ifeq ($(origin PG),undefined)
+PG := $(or $(and $(PG_CONFIG),$(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')),15)
+endif
 OLD ?= 15
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -26,7 +28,7 @@ export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
 .PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api bench peers
-.PHONY: package packagetest clean venv
+.PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +45,9 @@ endef
 setup: ## install what is missing: Debian packages, the server that PG= names
 	$(call install_packages,$(PACKAGES))
 	@$(FETCH_SERVER)
+
+# What pgxn(1) calls.
+all: build
 
 build: setup script ## compile the extension
 	@echo "Compiling the extension: 2 to 5 minutes the first time"
@@ -80,6 +85,9 @@ SHARE = $(DESTDIR)$$($(PG_CONFIG) --sharedir)/extension
 install: build ## compile, and install into the server that PG_CONFIG names
 	@$(INSTALLER) install -D -m 755 $(TARGET)/release/libwebhook.so "$(LIBRARY)/webhook.so"
 	@$(INSTALLER) install -D -m 644 -t "$(SHARE)" $(EXTENSION)/*
+
+uninstall: ## remove it from the server that PG_CONFIG names
+	@$(INSTALLER) rm -f "$(LIBRARY)/webhook.so" "$(SHARE)"/webhook.control "$(SHARE)"/webhook--*.sql
 
 run: KEEP := 1
 run: demo ## a throwaway server with the extension, until Ctrl-C
@@ -187,6 +195,8 @@ venv: setup ## what the checks take from Debian, PyPI and npm
 MAINTAINER ?= The webhook authors <webhook@example.org>
 export MAINTAINER
 
+RELEASE := $(TARGET)/packages
+
 # Target-specific, so setup installs them only where they are needed.
 package: PACKAGES += debhelper
 package: build relay ## Debian packages of the extension and of webhook-relay, under target/packages
@@ -196,6 +206,26 @@ packagetest: PACKAGES += debootstrap lintian python3-yaml
 packagetest: package ## the packages in a bare system: install, deliver, upgrade, remove, purge
 	@$(SUDO) packaging/test.sh $(PG) $(VERSION) $(TARGET)
 	@[ $(PG) != 15 ] || $(SUDO) /usr/bin/python3 packaging/test/containers.py $(TARGET)
+
+# The commit that is checked out, with a META.json.
+pgxn: ## the archive for the PostgreSQL Extension Network, under target/packages
+	@mkdir -p $(RELEASE)
+	@sed 's/@VERSION@/$(VERSION)/; s/@MAINTAINER@/$(MAINTAINER)/' packaging/META.json >$(TARGET)/META.json
+	@git archive --format zip --prefix webhook-$(VERSION)/ --add-file $(TARGET)/META.json \
+		--output $(RELEASE)/webhook-$(VERSION).zip HEAD
+
+pgxntest: pgxn ## the META.json of the archive, judged by PGXN's own validator
+	@[ -x $(TARGET)/pgxn/bin/pgxn_meta ] || cargo install --quiet --root $(TARGET)/pgxn --version 0.7.0 pgxn_meta
+	@$(TARGET)/pgxn/bin/pgxn_meta $(TARGET)/META.json
+
+release: ## all packages for PostgreSQL 15 to 18, the archive for PGXN, and SHA256SUMS, under target/packages
+	@rm -rf $(RELEASE)
+	@for pg in 15 16 17 18; do env -u PG_CONFIG $(MAKE) --no-print-directory package PG=$$pg PG_CONFIG= || exit; done
+	@$(MAKE) --no-print-directory pgxn
+	@cd $(RELEASE) && sha256sum *.deb *.zip >SHA256SUMS && cat SHA256SUMS
+
+version:
+	@echo $(VERSION)
 
 clean: ## remove what was built
 	cargo clean
