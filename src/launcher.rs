@@ -41,6 +41,11 @@ const FAILURES_TO_TELL: u32 = 3;
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 pub fn register() {
+    // Single-user mode, which pg_rewind uses too, has no workers.
+    // SAFETY: a plain read, on the main thread.
+    if !unsafe { pg_sys::IsPostmasterEnvironment } {
+        return;
+    }
     let registered = pg_compat::registers_worker(|| {
         BackgroundWorkerBuilder::new("webhook launcher")
             .set_library("webhook")

@@ -451,14 +451,21 @@ impl Cluster {
         assert!(promoted.expect("it is a standby").get::<_, bool>(0));
     }
 
-    /// Makes a standby of `primary` of a former primary that was killed.
+    /// Makes a standby of `primary` of a former primary that was killed. Its recovery, in single-user mode, warns of
+    /// nothing.
     pub fn rejoin(&mut self, primary: &Cluster) {
         let mut rewind = self.server_program("pg_rewind");
         rewind.arg("--target-pgdata").arg(self.data_directory());
         rewind
             .arg("--source-server")
             .arg(primary.address(primary.port, "postgres"));
-        complete(rewind.args(["--write-recovery-conf", "--no-sync"]));
+        rewind.args(["--write-recovery-conf", "--no-sync"]);
+        let output = rewind.output().expect("pg_rewind is there");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && !said.contains("WARNING"),
+            "{said}"
+        );
         // It has copied the configuration too.
         self.configure(&format!("port = {}", self.port));
         self.start_server();
