@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
-use webhook_e2e::{Cluster, Receiver};
+use webhook_e2e::{Cluster, Receiver, port, wait};
 
 const SHOP: &str = include_str!("documents/shop.sql");
 const ENDPOINTS: &str = include_str!("documents/endpoints.sql");
@@ -21,7 +22,9 @@ fn root() -> PathBuf {
 
 /// By their paths from the root.
 fn pages() -> BTreeMap<String, String> {
-    let mut paths = vec!["README.md".to_owned(), "CHANGELOG.md".to_owned()];
+    let mut paths = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+        .map(str::to_owned)
+        .to_vec();
     for entry in fs::read_dir(root().join("docs")).expect("there is docs/") {
         let name = entry.expect("it can be read").file_name();
         let name = name.into_string().expect("its names are UTF-8");
@@ -82,20 +85,23 @@ fn as_run_here(sql: &str, receiver: &Receiver) -> String {
     watched.collect::<Vec<_>>().join("\n")
 }
 
-fn run(cluster: &Cluster, sql: &str) -> Result<(), String> {
+/// Says what psql has shown.
+fn run(cluster: &Cluster, database: &str, sql: &str) -> Result<String, String> {
     let mut psql = cluster.program("psql");
-    psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "shop", "-f", "-"])
+    psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-P", "footer=off"])
+        .args(["-d", database, "-f", "-"])
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut psql = psql.spawn().expect("psql can be started");
     let mut stdin = psql.stdin.take().expect("it has an input");
     stdin.write_all(sql.as_bytes()).expect("psql reads it");
     drop(stdin);
     let output = psql.wait_with_output().expect("psql ends");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        true => Ok(text(output.stdout)),
+        false => Err(text(output.stderr)),
     }
 }
 
@@ -116,18 +122,18 @@ fn the_sql_of_every_page_runs_from_its_first_line_to_its_last() {
         if !makes("CREATE ROLE relay") {
             preparation.push_str("CREATE ROLE relay;");
         }
-        if !makes("CREATE EXTENSION webhook;\n\nSELECT") {
+        if !makes("CREATE EXTENSION webhook;\nSELECT") {
             preparation.push_str(ENDPOINTS);
         }
-        run(&cluster, &as_run_here(&preparation, &receiver)).expect("the shop can be made");
+        run(&cluster, "shop", &as_run_here(&preparation, &receiver)).expect("the shop can be made");
         for (line, sql) in blocks {
             ran += 1;
-            let outcome = run(&cluster, &as_run_here(&sql, &receiver));
+            let outcome = run(&cluster, "shop", &as_run_here(&sql, &receiver));
             let told = sql
                 .lines()
                 .find_map(|line| line.strip_prefix("-- ERROR:  "));
             match (outcome, told) {
-                (Ok(()), None) => {}
+                (Ok(_), None) => {}
                 (Err(error), Some(told)) if error.contains(told) => {}
                 (outcome, _) => trouble.push(format!("{path}:{line}: {outcome:?}")),
             }
@@ -135,6 +141,72 @@ fn the_sql_of_every_page_runs_from_its_first_line_to_its_last() {
     }
     assert!(trouble.is_empty(), "{}", trouble.join("\n"));
     assert!(ran > 50, "only {ran} blocks were found");
+}
+
+/// What is between fences with this name.
+fn code<'a>(section: &'a str, name: &str) -> Vec<&'a str> {
+    let fence = format!("```{name}\n");
+    let blocks = section.split(&*fence).skip(1);
+    blocks
+        .filter_map(|block| block.split("```").next())
+        .collect()
+}
+
+#[test]
+fn the_quick_start_runs_as_written_on_a_server_as_installed() {
+    let page = &pages()["README.md"];
+    let (_, section) = page.split_once("\n## Quick start").expect("there is one");
+    let (section, _) = section.split_once("\n## ").expect("it is not the last");
+    let port = port::free();
+    let here = |code: &str| code.replace("8080", &port.to_string());
+
+    let indented = section.lines().filter_map(|line| line.strip_prefix("    "));
+    let command = indented.take_while(|line| !line.is_empty());
+    let command = here(&command.collect::<Vec<_>>().join("\n"));
+    assert!(command.starts_with("python3 -c"), "{command}");
+    let receiver = Command::new("sh")
+        .args(["-c", &format!("exec {command}")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _receiver = Ending(receiver.expect("sh can be started"));
+    wait::until("the receiver to listen", || {
+        TcpStream::connect(("127.0.0.1", port)).map(drop)
+    });
+
+    let cluster = Cluster::builder()
+        .setting("webhook.allow_networks = ''")
+        .setting("webhook.require_https = public")
+        .start();
+    let [tour @ .., look] = &code(section, "sql")[..] else {
+        panic!("there is nothing to run");
+    };
+    for sql in tour {
+        run(&cluster, "postgres", &here(sql)).unwrap();
+    }
+    let trimmed = |text: &str| {
+        let lines = text
+            .lines()
+            .map(str::trim_end)
+            .filter(|line| !line.is_empty());
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let shown = trimmed(code(section, "text")[0]);
+    wait::until("what the page shows", || {
+        match trimmed(&run(&cluster, "postgres", look).unwrap()) {
+            seen if seen == shown => Ok(()),
+            seen => Err(seen),
+        }
+    });
+}
+
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// As GitHub makes it of a heading.
