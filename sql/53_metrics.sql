@@ -74,11 +74,57 @@ SELECT metric, value, unit, alert_when, alert_threshold,
        meaning
 FROM measured;
 
+-- A metric as a person would say it, with the threshold that it is beyond. A count that has reached webhook.count_limit()
+-- may be higher.
 CREATE OR REPLACE FUNCTION webhook.metric_in_words(m webhook.metrics) RETURNS text
-    LANGUAGE sql IMMUTABLE
-    RETURN concat_ws(' ', trim_scale(m.value), m.unit)
-           || CASE WHEN NOT m.alert THEN '' WHEN m.alert_when = '<' THEN ', below ' || trim_scale(m.alert_threshold)
-                   ELSE ', above ' || trim_scale(m.alert_threshold) END;
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    is_one CONSTANT boolean := m.value = 1;
+    number CONSTANT text := CASE WHEN m.value = 0 THEN 'no'
+                                 WHEN m.unit IN ('deliveries', 'endpoints') AND m.value >= webhook.count_limit()
+                                 THEN format('at least %s', m.value) ELSE trim_scale(m.value)::text END;
+    recently CONSTANT text := 'in the last 15 minutes';
+    said text;
+BEGIN
+    IF m.metric = 'webhook_open_breakers' AND is_one THEN
+        SELECT format('the circuit breaker of endpoint "%s" has been open for %s',
+                      webhook.printable(webhook.address(e.tenant, e.name)), webhook.span_in_words(now() - b.opened_at))
+        INTO said
+        FROM webhook.breaker b JOIN webhook.endpoint e ON e.id = b.endpoint_id
+        WHERE webhook.endpoint_state(e.origin = webhook.own_origin(), e.disabled_at, e.paused_at, b.state) IN ('open', 'half_open')
+        LIMIT 1;
+    END IF;
+    said := coalesce(said, CASE m.metric
+        WHEN 'webhook_delivery_success_rate' THEN format('%s%% of deliveries succeeded %s', trim_scale(m.value), recently)
+        WHEN 'webhook_delivery_p95_latency' THEN
+            format('95%% of deliveries took up to %s s from emit to success %s', trim_scale(m.value), recently)
+        WHEN 'webhook_retry_rate' THEN format('%s%% of deliveries needed a retry %s', trim_scale(m.value), recently)
+        WHEN 'webhook_failed_count' THEN
+            format('%s %s failed %s', number, CASE WHEN is_one THEN 'delivery' ELSE 'deliveries' END, recently)
+        WHEN 'webhook_avg_retries_per_delivery' THEN
+            format('a delivery needed %s %s on average %s', trim_scale(m.value),
+                   CASE WHEN is_one THEN 'retry' ELSE 'retries' END, recently)
+        WHEN 'webhook_attempt_failure_rate' THEN format('%s%% of attempts failed %s', trim_scale(m.value), recently)
+        WHEN 'webhook_open_breakers' THEN
+            format('%s circuit %s open', number, CASE WHEN is_one THEN 'breaker is' ELSE 'breakers are' END)
+        WHEN 'webhook_oldest_due' THEN
+            CASE WHEN m.value = 0 THEN 'no delivery is due'
+                 ELSE format('the oldest due delivery has waited for %s', webhook.span_in_words(make_interval(secs => m.value::float8))) END
+        WHEN 'webhook_parked' THEN
+            format('%s %s due at endpoints that nothing is sent to', number,
+                   CASE WHEN is_one THEN 'delivery is' ELSE 'deliveries are' END)
+        WHEN 'webhook_dead_letters' THEN
+            format('%s dead %s kept', number, CASE WHEN is_one THEN 'letter is' ELSE 'letters are' END)
+        WHEN 'webhook_disabled_endpoints' THEN
+            format('%s %s disabled', number, CASE WHEN is_one THEN 'endpoint is' ELSE 'endpoints are' END)
+    END);
+    RETURN CASE
+        WHEN m.value IS NULL THEN format('there is too little to measure %s', recently)
+        WHEN NOT m.alert OR m.alert_threshold = 0 THEN said
+        ELSE format('%s, %s %s%s', said, CASE m.alert_when WHEN '<' THEN 'below' ELSE 'above' END, trim_scale(m.alert_threshold),
+                    CASE m.unit WHEN '%' THEN '%' WHEN 's' THEN ' s' END)
+    END;
+END $$;
 
 -- What to do about a metric that is beyond its threshold.
 CREATE OR REPLACE FUNCTION webhook.metric_remedy(metric text) RETURNS text

@@ -35,7 +35,11 @@ BEGIN
     IF state <> 'running' THEN
         RETURN QUERY SELECT
             CASE WHEN pg_is_in_recovery() THEN 'ok' WHEN state IN ('starting', 'restarting') THEN 'warning' ELSE 'critical' END,
-            coalesce(reason, 'the worker is ' || state);
+            concat_ws(': ', CASE WHEN state IN ('no worker', 'no relay') THEN state || ' delivers from this database'
+                                 WHEN state = 'not preloaded' THEN 'the library is not preloaded'
+                                 WHEN state = 'held' THEN 'delivery is held'
+                                 WHEN state = 'disabled' THEN 'delivery is off'
+                                 ELSE 'the worker is ' || state END, reason);
     END IF;
 
     RETURN QUERY
@@ -45,7 +49,7 @@ BEGIN
                                      WHERE s.endpoint_id = 0 AND s.grain = 'minute' AND s.begins_at > now() - interval '5 min'
                                        AND s.sent > 0)
                 THEN 'critical' ELSE 'warning' END,
-           format('%s is %s', m.metric, webhook.metric_in_words(m))
+           format('%s (%s)', webhook.metric_in_words(m), m.metric)
     FROM webhook.metrics m WHERE m.alert;
 
     RETURN QUERY

@@ -123,7 +123,7 @@ COMMENT ON ROUTINE webhook.matching_patterns IS 'The patterns that match a type,
 COMMENT ON ROUTINE webhook.max_payload IS 'The largest payload, in bytes.';
 COMMENT ON ROUTINE webhook.may_be_probe IS 'Whether a delivery may be the probe of a breaker.';
 COMMENT ON ROUTINE webhook.merge_latencies IS 'The sum of two histograms of latencies.';
-COMMENT ON ROUTINE webhook.metric_in_words IS 'The value of a metric, and its threshold where it is beyond it.';
+COMMENT ON ROUTINE webhook.metric_in_words IS 'A metric as a person would say it, with the threshold that it is beyond.';
 COMMENT ON ROUTINE webhook.metric_remedy IS 'What to do about a metric that is beyond its threshold.';
 COMMENT ON ROUTINE webhook.missing_deliveries IS 'Deliveries that endpoints of a backfill are missing.';
 COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes of a batch.';

@@ -20,7 +20,7 @@ fn a_server_without_room_for_the_launcher_says_so() {
         database.query_one_value("SELECT concat_ws(': ', state, reason) FROM webhook_status()");
     assert_eq!(
         status,
-        "no worker: max_worker_processes = 1 leaves no room for the launcher of webhook workers; \
+        "no worker: no worker delivers from this database: max_worker_processes = 1 leaves no room for the launcher of webhook workers; \
          raise it in postgresql.conf and restart the server"
     );
     assert!(cluster.log().contains("HINT:  Raise max_worker_processes"));
@@ -132,8 +132,8 @@ fn databases_that_outnumber_the_worker_processes_take_turns_and_all_deliver() {
         .into_iter()
         .find(|(state, _)| state == "no worker")
         .expect("some wait for their turn");
-    let remedy = "16 databases take turns with 6 workers, because max_worker_processes = 8; set it to 18 or more and \
-                  restart the server";
+    let remedy = "no worker delivers from this database: 16 databases take turns with 6 workers, because \
+                  max_worker_processes = 8; set it to 18 or more and restart the server";
     assert_eq!(reason, remedy);
 }
 

@@ -40,7 +40,9 @@ fn an_outage_turns_red_within_a_minute_and_its_beginning_and_end_are_told_once()
     let told = wait::until("the event", || events(&receiver).pop().ok_or("none"));
     assert!(begun.elapsed() < Duration::from_secs(60));
     assert_eq!(told["type"], "webhook.metric.raised");
-    assert_eq!(told["data"]["error"], "1 endpoints, above 0");
+    let said = "the circuit breaker of endpoint \"refusing\" has been open for ";
+    let error = told["data"]["error"].as_str().unwrap();
+    assert!(error.starts_with(said), "{error}");
     assert_eq!(told["data"]["database"], database.name());
     let status = database.connect();
     let (health, reason): (String, String) = {
@@ -51,12 +53,10 @@ fn an_outage_turns_red_within_a_minute_and_its_beginning_and_end_are_told_once()
         (row.get(0), row.get(1))
     };
     assert_eq!(health, "warning");
-    assert!(
-        reason.contains("webhook_open_breakers is 1 endpoints, above 0"),
-        "{reason}"
-    );
+    assert!(reason.contains(said), "{reason}");
+    assert!(reason.contains(" (webhook_open_breakers)"), "{reason}");
     let said = format!(
-        "WARNING:  webhook metric webhook_open_breakers of database \"{}\": alert: 1 endpoints, above 0",
+        "WARNING:  webhook metric webhook_open_breakers of database \"{}\": alert: {error}",
         database.name()
     );
     wait::until("the log", || {
@@ -83,6 +83,7 @@ fn an_outage_turns_red_within_a_minute_and_its_beginning_and_end_are_told_once()
         events => Err(events),
     });
     assert_eq!(told[1]["type"], "webhook.metric.cleared");
+    assert_eq!(told[1]["data"]["error"], "no circuit breakers are open");
     listener.texts(&database);
     assert_eq!(events(&receiver).len(), 2);
 }

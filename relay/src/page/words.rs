@@ -25,7 +25,8 @@ pub fn time(seconds: f64) -> String {
         s if s < 0.9995 => format!("{:.0} ms", s * 1000.0),
         s if s < 9.95 => format!("{s:.1} s"),
         s if s < 99.5 => format!("{s:.0} s"),
-        s if s < 3600.0 => format!("{} min", whole(60.0)),
+        // Rounded, as webhook.span_in_words() does: the reason above the table says the same.
+        s if s < 3600.0 => format!("{:.0} min", s / 60.0),
         s if s < 86_400.0 => format!("{} h {} min", whole(3600.0), (whole(60.0) % 60.0)),
         _ => format!("{} d {} h", whole(86_400.0), (whole(3600.0) % 24.0)),
     }
@@ -71,6 +72,7 @@ mod tests {
         assert_eq!(time(0.9999), "1.0 s");
         assert_eq!(time(61.0), "61 s");
         assert_eq!(time(125.0), "2 min");
+        assert_eq!(time(231.0), "4 min");
         assert_eq!(time(7500.0), "2 h 5 min");
         assert_eq!(time(180_000.0), "2 d 2 h");
         assert_eq!(about(0.2), "1 s");
