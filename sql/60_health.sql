@@ -32,9 +32,15 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.problems(state text, reason text) RETURNS TABLE (health text, problem text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    -- The figures are those of its primary, which tells of them itself.
+    IF pg_is_in_recovery() THEN
+        RETURN QUERY SELECT 'ok', 'this server is a standby; its primary delivers';
+        RETURN;
+    END IF;
+
     IF state <> 'running' THEN
         RETURN QUERY SELECT
-            CASE WHEN pg_is_in_recovery() THEN 'ok' WHEN state IN ('starting', 'restarting') THEN 'warning' ELSE 'critical' END,
+            CASE WHEN state IN ('starting', 'restarting') THEN 'warning' ELSE 'critical' END,
             concat_ws(': ', CASE WHEN state IN ('no worker', 'no relay') THEN state || ' delivers from this database'
                                  WHEN state = 'not preloaded' THEN 'the library is not preloaded'
                                  WHEN state = 'held' THEN 'delivery is held'

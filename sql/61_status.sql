@@ -41,8 +41,7 @@ BEGIN
         worker_state.reason := 'role webhook_owner does not exist; ALTER ROLE .. RENAME TO webhook_owner gives it back its name';
     ELSIF coalesce(worker_state.state, 'no worker') = 'no worker' AND coalesce(worker_state.reason, '') = '' THEN
         worker_state.state := 'no worker';
-        worker_state.reason := CASE WHEN pg_is_in_recovery() THEN 'this server is a standby; its primary delivers'
-                                    ELSE 'none has been started for this database yet; the log of the server may say why' END;
+        worker_state.reason := 'none has been started for this database yet; the log of the server may say why';
     END IF;
 
     IF worker_state.state = 'running' AND foreign_count > 0 THEN

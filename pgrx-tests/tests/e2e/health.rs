@@ -66,6 +66,28 @@ fn without_a_sender_or_with_one_that_is_held_it_is_critical() {
 }
 
 #[test]
+fn a_standby_is_healthy_whatever_its_figures_are_until_it_is_promoted() {
+    let primary = Cluster::start();
+    let database = primary.database("followed");
+    database.add_endpoint("orders", "http://127.0.0.1:9/");
+    database.execute(
+        "INSERT INTO webhook.breaker (endpoint_id, state, consecutive_failures, trips, opened_at, probe_at)
+         SELECT id, 'OPEN', 5, 1, now(), now() + interval '1 h' FROM webhook.endpoint",
+    );
+    wait_for(&database, "warning", "(webhook_open_breakers)");
+
+    let standby = Cluster::builder().start_standby_of(&primary);
+    let copy = standby.existing_database(database.name());
+    let alerting = "SELECT alert FROM webhook.metrics WHERE metric = 'webhook_open_breakers'";
+    assert!(copy.query_one_value::<bool>(alerting));
+    let standing_by = "this server is a standby; its primary delivers";
+    assert_eq!(health(&copy), ("ok".into(), standing_by.into()));
+
+    standby.promote();
+    wait_for(&copy, "warning", "(webhook_open_breakers)");
+}
+
+#[test]
 fn a_queue_that_ages_is_a_warning_and_after_fifteen_minutes_without_a_success_critical() {
     let cluster = engine::idle_cluster();
     let database = cluster.database("ageing");
