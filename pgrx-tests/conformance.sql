@@ -32,6 +32,10 @@ SELECT bool_and(s ~ '^whsec_[A-Za-z0-9+/]{43}=$') AS is_valid, count(DISTINCT s)
 FROM (SELECT webhook.new_secret() AS s FROM generate_series(1, 100)) m;
 -- => [{"secrets": 100, "is_valid": true}]
 
+-- case: the public key is the second half of a private one
+SELECT webhook.public_half('whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==') AS public_key;
+-- => [{"public_key": "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="}]
+
 -- case: defaults of settings
 SELECT name, webhook.setting(name) FROM unnest('{site, senders, stale_after, max_payload, retention_sent, keep_attempts}'::text[]) AS name;
 -- => [{"name": "site", "setting": ""}, {"name": "senders", "setting": "1"}, {"name": "stale_after", "setting": "5min"}, {"name": "max_payload", "setting": "1MB"}, {"name": "retention_sent", "setting": "7d"}, {"name": "keep_attempts", "setting": "failed"}]

@@ -39,6 +39,16 @@ CREATE OR REPLACE FUNCTION webhook.new_secret() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'new_secret_wrapper';
 
+-- A new private key: whsk_ and the random seed with its public key in base64.
+CREATE OR REPLACE FUNCTION webhook.new_private_key() RETURNS text
+    LANGUAGE c VOLATILE PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'new_private_key_wrapper';
+
+-- Whether a private key has the public key that belongs to it.
+CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'is_private_key_wrapper';
+
 -- Why the settings of this server forbid a URL, as far as can be said without looking its host up; null if they do not.
 CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE

@@ -1,13 +1,29 @@
--- Signing secrets: made, checked, rotated.
+-- Signing secrets and keys: made, checked, rotated.
+--
+-- A receiver shares a secret (whsec_), and of a key (whsk_) it has only the public half (whpk_). Both are rows of
+-- webhook.secret: an endpoint may have either or both, and each kind is rotated by itself.
+
+-- The message never contains the key.
+CREATE OR REPLACE FUNCTION webhook.require_private_key(key text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF (key ~ '^whsk_[A-Za-z0-9+/]{86}==$' AND webhook.is_private_key(key)) IS NOT TRUE THEN
+        RAISE EXCEPTION 'private key is not valid' USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = 'A private key is whsk_ followed by 64 bytes in base64: the seed of an ed25519 key, and its public key.',
+            HINT = 'Leave it out, and one is made for you.';
+    END IF;
+END $$;
 
 -- The message never contains the secret.
 CREATE OR REPLACE FUNCTION webhook.require_secret(secret text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF (secret ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
+    IF starts_with(secret, 'whsk_') THEN
+        PERFORM webhook.require_private_key(secret);
+    ELSIF (secret ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
         AND octet_length(decode(substr(secret, 7), 'base64')) BETWEEN 24 AND 64) IS NOT TRUE THEN
         RAISE EXCEPTION 'signing secret is not valid' USING ERRCODE = 'invalid_parameter_value',
-            DETAIL = 'A secret is whsec_ followed by 24 to 64 bytes in base64.',
+            DETAIL = 'A secret is whsec_ followed by 24 to 64 bytes in base64; a private key is whsk_ followed by 64.',
             HINT = 'Leave it out, and one is made for you.';
     END IF;
 END $$;
@@ -45,8 +61,23 @@ CREATE OR REPLACE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
 CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT s.secret FROM webhook.secret s
-            WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND (s.expires_at IS NULL OR s.expires_at > now())
+            WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND starts_with(s.secret, 'whsec_')
+              AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
+
+CREATE OR REPLACE FUNCTION webhook.public_half(key text) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT
+    RETURN 'whpk_' || encode(substr(decode(substr(key, 6), 'base64'), 33), 'base64');
+
+-- The public key of the newest private one; null where there is none.
+CREATE OR REPLACE FUNCTION webhook.newest_public_key(endpoint text) RETURNS text
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT webhook.public_half(s.secret) FROM webhook.secret s
+            WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND starts_with(s.secret, 'whsk_')
+              AND (s.expires_at IS NULL OR s.expires_at > now())
+            ORDER BY s.created_at DESC LIMIT 1);
+END $$;
 
 -- Of an endpoint that was made without one, or whose secrets have all expired, when it is first needed.
 CREATE OR REPLACE FUNCTION webhook.first_secret(endpoint_id int) RETURNS text
@@ -59,7 +90,7 @@ BEGIN
 END $$;
 
 -- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
--- that the receiver may take over the new one at any moment of it.
+-- that the receiver may take over the new one at any moment of it. A key replaces keys, and leaves secrets as they are.
 CREATE OR REPLACE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -74,11 +105,23 @@ BEGIN
     -- Two who rotate at the same time: one after the other, or both would be the newest.
     PERFORM FROM webhook.endpoint e WHERE e.id = rotated_id FOR UPDATE;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = rotated_id AND s.expires_at <= now();
-    UPDATE webhook.secret s SET expires_at = least(s.expires_at, clock_timestamp() + overlap) WHERE s.endpoint_id = rotated_id;
+    UPDATE webhook.secret s SET expires_at = least(s.expires_at, clock_timestamp() + overlap)
+    WHERE s.endpoint_id = rotated_id AND left(s.secret, 5) = left(new_secret, 5);
     UPDATE webhook.secret s SET expires_at = NULL, created_at = clock_timestamp()
     WHERE s.endpoint_id = rotated_id AND s.secret = new_secret;
     IF NOT FOUND THEN
         INSERT INTO webhook.secret (endpoint_id, secret, created_at) VALUES (rotated_id, new_secret, clock_timestamp());
     END IF;
     RETURN new_secret;
+END $$;
+
+-- Returns the public key: the private one leaves the database by webhook.secret alone.
+CREATE OR REPLACE FUNCTION webhook.rotate_key(endpoint text, overlap interval, key text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    new_key CONSTANT text := coalesce(key, webhook.new_private_key());
+BEGIN
+    PERFORM webhook.require_private_key(new_key);
+    PERFORM webhook.rotate_secret(endpoint, overlap, new_key);
+    RETURN webhook.public_half(new_key);
 END $$;

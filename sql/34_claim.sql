@@ -222,5 +222,5 @@ BEGIN
     JOIN webhook.endpoint e ON e.id = ANY (shared.endpoint_ids)
     CROSS JOIN LATERAL (SELECT ARRAY(SELECT s.secret FROM webhook.secret s
                                      WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
-                                     ORDER BY s.created_at DESC) AS secrets OFFSET 0) valid;
+                                     ORDER BY left(s.secret, 5), s.created_at DESC) AS secrets OFFSET 0) valid;
 END $$;

@@ -34,6 +34,15 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_rotate_secret(
     LANGUAGE sql
     RETURN webhook.rotate_secret(endpoint, overlap, secret);
 
+CREATE OR REPLACE FUNCTION @extschema@.webhook_public_key(endpoint text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN webhook.newest_public_key(endpoint);
+
+CREATE OR REPLACE FUNCTION @extschema@.webhook_rotate_key(
+    endpoint text, overlap interval DEFAULT '24 hours', key text DEFAULT NULL) RETURNS text
+    LANGUAGE sql
+    RETURN webhook.rotate_key(endpoint, overlap, key);
+
 CREATE OR REPLACE FUNCTION @extschema@.webhook_emit(
     event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,
     ordering_key text DEFAULT NULL, coalesce_key text DEFAULT NULL, deliver_at timestamptz DEFAULT NULL,

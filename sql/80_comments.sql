@@ -99,6 +99,7 @@ COMMENT ON ROUTINE webhook.is_sender_alive IS
     'Whether this sender may send: its session lasts, or a relay may not have noticed its end yet.';
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
+COMMENT ON ROUTINE webhook.is_private_key IS 'Whether a private key has the public key that belongs to it.';
 COMMENT ON ROUTINE webhook.is_skipped IS 'Whether the policy when_open = skip cancels a delivery.';
 COMMENT ON ROUTINE webhook.is_superseded IS
     'Whether a newer delivery of the same coalesce key waits, is in flight or was sent.';
@@ -129,6 +130,7 @@ COMMENT ON ROUTINE webhook.missing_deliveries IS 'Deliveries that endpoints of a
 COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes of a batch.';
 COMMENT ON ROUTINE webhook.named_endpoints IS 'The ids of endpoints that have or had this name.';
 COMMENT ON ROUTINE webhook.new_id IS 'A new id of an event: a UUID of version 7.';
+COMMENT ON ROUTINE webhook.new_private_key IS 'A new private key, with its public key.';
 COMMENT ON ROUTINE webhook.new_secret IS 'A new signing secret.';
 COMMENT ON ROUTINE webhook.newest_secret IS 'The work of webhook_secret().';
 COMMENT ON ROUTINE webhook.next_claims IS 'The claims on the next page of the queue.';
@@ -159,6 +161,7 @@ COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe
 COMMENT ON ROUTINE webhook.problems IS 'What is wrong with delivery as a whole, each with its weight.';
 COMMENT ON ROUTINE webhook.protect_policy IS
     'Trigger: keeps presets as they are, and policies that endpoints use.';
+COMMENT ON ROUTINE webhook.public_half IS 'The public key of a private one.';
 COMMENT ON ROUTINE webhook.queue_for_some IS
     'Queues deliveries of an event for endpoints that were named or have a filter.';
 COMMENT ON ROUTINE webhook.queue_gauge IS 'Deliveries in the queue and due ones, counted up to a limit.';
@@ -199,12 +202,14 @@ COMMENT ON ROUTINE webhook.require_lifetime IS
     'Refuses times of delivery and expiry that contradict each other.';
 COMMENT ON ROUTINE webhook.require_permitted_url IS 'Refuses a URL that the settings of this server forbid.';
 COMMENT ON ROUTINE webhook.require_policy IS 'Refuses a policy that does not exist.';
+COMMENT ON ROUTINE webhook.require_private_key IS 'Refuses a private key that is not valid, without showing it.';
 COMMENT ON ROUTINE webhook.require_role IS 'The OID of a role; refuses one that does not exist.';
 COMMENT ON ROUTINE webhook.require_safe_owner IS 'Refuses a role webhook_owner that somebody could use.';
 COMMENT ON ROUTINE webhook.require_secret IS
     'Refuses a signing secret that is not valid, without showing it.';
 COMMENT ON ROUTINE webhook.retention_lag IS 'How far retention is behind; null where it is not.';
 COMMENT ON ROUTINE webhook.revoke_level IS 'The work of webhook_revoke().';
+COMMENT ON ROUTINE webhook.rotate_key IS 'The work of webhook_rotate_key().';
 COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret().';
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
 COMMENT ON ROUTINE webhook.route_stamp IS 'What a route is made of, by the versions of its rows.';
@@ -343,7 +348,7 @@ COMMENT ON COLUMN webhook.removed_endpoint.removed_at IS 'When it was removed.';
 COMMENT ON COLUMN webhook.removed_endpoint.ended_at IS 'When the last of its deliveries ended.';
 
 COMMENT ON COLUMN webhook.secret.endpoint_id IS 'The id of the endpoint.';
-COMMENT ON COLUMN webhook.secret.secret IS 'Signing secret, whsec_ and base64.';
+COMMENT ON COLUMN webhook.secret.secret IS 'Signing secret, whsec_ and base64; or private key, whsk_ and base64.';
 COMMENT ON COLUMN webhook.secret.created_at IS 'When the row was made.';
 COMMENT ON COLUMN webhook.secret.expires_at IS 'Until when requests are signed with it; null is for ever.';
 

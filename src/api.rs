@@ -35,6 +35,17 @@ fn new_secret() -> String {
 }
 
 #[pg_extern(sql = false)]
+fn new_private_key() -> String {
+    webhook_delivery::signing::new_private_key()
+        .unwrap_or_else(|error| error!("no random numbers from the system: {error}"))
+}
+
+#[pg_extern(sql = false)]
+fn is_private_key(key: &str) -> bool {
+    webhook_delivery::signing::is_private_key(key)
+}
+
+#[pg_extern(sql = false)]
 fn system_identifier() -> i64 {
     // SAFETY: reads what the server has in memory.
     unsafe { pg_sys::GetSystemIdentifier() as i64 }

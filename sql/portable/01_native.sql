@@ -75,6 +75,19 @@ CREATE OR REPLACE FUNCTION webhook.new_secret() RETURNS text
     RETURN 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
                                      || uuid_send(gen_random_uuid())), 'base64');
 
+CREATE OR REPLACE FUNCTION webhook.new_private_key() RETURNS text
+    LANGUAGE plpgsql VOLATILE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'making a private key needs the library' USING ERRCODE = 'feature_not_supported',
+        DETAIL = 'This database has webhook without the library.',
+        HINT = 'Make it elsewhere, and give it: webhook_rotate_key(.., key => ''whsk_..'').';
+END $$;
+
+-- Whether the halves of a key belong together is the relay's to judge: it does not sign with another.
+CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN true;
+
 -- Addresses are the relay's to judge, with every attempt.
 CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE sql STABLE STRICT PARALLEL SAFE

@@ -44,6 +44,7 @@ mod health;
 mod hostile;
 mod idempotency;
 mod jit;
+mod keys;
 mod large_payloads;
 mod launching;
 mod library;

@@ -10,6 +10,7 @@ use serde_json::json;
 use webhook_e2e::copies::dump_and_restore;
 use webhook_e2e::database::refusal;
 use webhook_e2e::process::unprivileged;
+use webhook_e2e::verifier::verify_by_key;
 use webhook_e2e::{Answer, Cluster, Database, Receiver, Relay};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
@@ -164,6 +165,26 @@ fn the_owner_of_a_database_installs_and_a_relay_delivers() {
     );
     assert_eq!(receiver.request_count(), 4);
     assert!(!relay.log().contains("ERROR"), "{}", relay.log());
+}
+
+#[test]
+fn a_relay_signs_with_a_key_that_was_made_elsewhere() {
+    const PRIVATE: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+    let shop = Shop::installed("keys");
+    let receiver = Receiver::start();
+    let url = receiver.url("/");
+    shop.as_admin(&format!("SELECT webhook_set_endpoint('orders', '{url}')"));
+    let refused = refusal(&mut shop.session(), "SELECT webhook_rotate_key('orders')");
+    assert_eq!(refused.code().code(), "0A000");
+    assert!(refused.hint().unwrap().contains("key => 'whsk_..'"));
+    let rotate = format!("SELECT webhook_rotate_key('orders', key => '{PRIVATE}')");
+    let public: String = shop.session().query_one(&rotate, &[]).unwrap().get(0);
+
+    let _relay = shop.relay();
+    shop.as_admin("SELECT webhook_emit('order.created')");
+    receiver.wait_for_requests(1);
+    let request = &receiver.requests()[0];
+    assert_eq!(verify_by_key(&public, request), Ok(()));
 }
 
 /// webhook.poll_interval is for hosts that are told of commits.
