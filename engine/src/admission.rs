@@ -301,7 +301,7 @@ impl Admission {
         ) in asking.iter().enumerate()
         {
             let fair = free.div_ceil(asking.len() - already);
-            let in_flight = ledger.out_to(endpoint_id) + ledger.handed_back_of(endpoint_id);
+            let in_flight = ledger.out_to(endpoint_id) + ledger.kept_failures_of(endpoint_id);
             let standing = self.standing(endpoint_id, now);
             let is_proven = standing.is_proven(ledger.oldest_to(endpoint_id), now);
             let mut window = standing.window();

@@ -11,6 +11,7 @@ use crate::budget::Budget;
 use crate::figures::Figures;
 use crate::housekeeping::Housekeeping;
 use crate::ledger::{Ending, Ledger};
+use crate::settling::{self, Settling};
 use crate::shares::Ring;
 use crate::store::{Exchanged, Store, Wishes};
 use crate::trouble::Trouble;
@@ -20,6 +21,8 @@ use crate::wire::Wire;
 const MOST_RERUNS: u32 = 10;
 const FIRST_ERROR_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
+/// A table that is locked is free again at any moment.
+const LONGEST_LOCK_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -83,6 +86,7 @@ pub struct Engine<S, W> {
     pub(crate) figures: Figures,
     pub(crate) housekeeping: Housekeeping,
     pub(crate) notices: Vec<Notice>,
+    settling: Settling,
     errors_in_a_row: u32,
     /// Of the last exchange that has failed, until one succeeds.
     last_error: Option<String>,
@@ -112,6 +116,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             figures: Figures::default(),
             housekeeping: Housekeeping::starting(now),
             notices: Vec::new(),
+            settling: Settling::default(),
             errors_in_a_row: 0,
             last_error: None,
             reruns: 0,
@@ -211,9 +216,13 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if self.errors_in_a_row.is_power_of_two() {
             self.notices.push(Notice::Error(trouble.message.clone()));
         }
+        let longest = match trouble.is_lock_not_available() {
+            true => LONGEST_LOCK_PAUSE,
+            false => LONGEST_ERROR_PAUSE,
+        };
         self.last_error = Some(trouble.message);
         let pause = FIRST_ERROR_PAUSE * 2u32.pow(self.errors_in_a_row.min(10));
-        Ok(pause.min(LONGEST_ERROR_PAUSE))
+        Ok(pause.min(longest))
     }
 
     pub(crate) fn complain(&mut self, trouble: &Trouble) {
@@ -239,7 +248,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
         // After an error they go one by one, so that trouble with one never keeps the others back.
         let cautious = self.errors_in_a_row > 0;
-        if cautious {
+        let settles = self.settling.wait(now).is_none();
+        if cautious && settles {
             self.settle_one_by_one()?;
         }
         let wishes = match self.hold {
@@ -248,8 +258,20 @@ impl<S: Store, W: Wire> Engine<S, W> {
         };
         let mut pause = self.config.poll_interval;
         let has_changes = self.hold.is_none() && self.agenda.changed().next().is_some();
-        if self.ledger.has_endings() || !wishes.of_endpoints.is_empty() || has_changes {
-            pause = self.hand_in(wishes)?;
+        let has_endings = settles && self.ledger.has_endings();
+        if has_endings || !wishes.of_endpoints.is_empty() || has_changes {
+            let most = match settles {
+                true => self.settling.handful(),
+                false => 0,
+            };
+            pause = match self.hand_in(most, wishes) {
+                // Claims go on.
+                Err(trouble) if has_endings && trouble.is_lock_not_available() => Duration::ZERO,
+                handed_in => handed_in?,
+            };
+        }
+        if let Some(wait) = self.settling.wait(Instant::now()) {
+            pause = pause.min(wait);
         }
         if self.hold.is_some() {
             return Ok(pause.min(self.until_housekeeping(now)));
@@ -273,9 +295,10 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let mut unknown: HashSet<i32> = (asking.iter().map(|asking| asking.endpoint_id))
             .filter(|id| !self.admission.has_learnt_of(*id))
             .collect();
-        let mut wishes = self
-            .admission
-            .wishes(asking, &self.ledger, &self.budget, now);
+        let mut wishes = match self.ledger.kept_bytes() < settling::MOST_BYTES {
+            true => (self.admission).wishes(asking, &self.ledger, &self.budget, now),
+            false => Vec::new(),
+        };
         // There is no room for newcomers, and it may be none.
         for wish in &wishes {
             unknown.remove(&wish.endpoint_id);
@@ -377,7 +400,10 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// One that cannot be settled, say under a policy with an impossible delay, is set aside and must not keep
     /// the others back.
     fn settle_one_by_one(&mut self) -> Result<(), Trouble> {
-        let mut endings = self.ledger.take_endings().into_iter();
+        let mut endings = self
+            .ledger
+            .take_endings(self.settling.handful())
+            .into_iter();
         while let Some(mut ending) = endings.next() {
             let one = std::slice::from_ref(&ending);
             let wishes = self.about(one, Wishes::default());
@@ -392,7 +418,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 }
                 Err(trouble) => {
                     ending.is_counted &= !trouble.commit_unknown;
-                    self.ledger.put_back(std::iter::once(ending).chain(endings));
+                    self.look_for_lock(&trouble, 1);
+                    self.ledger.put_back(endings.chain(std::iter::once(ending)));
                     return Err(trouble);
                 }
             }
@@ -403,18 +430,26 @@ impl<S: Store, W: Wire> Engine<S, W> {
     /// Settles what has ended and claims nothing.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
         match self.ledger.has_endings() {
-            true => self.hand_in(Wishes::default()).map(drop),
+            true => self
+                .hand_in(self.settling.handful(), Wishes::default())
+                .map(drop),
             false => Ok(()),
         }
     }
 
-    /// Hands in all that has ended; where that fails, it stays here.
-    fn hand_in(&mut self, wishes: Wishes) -> Result<Duration, Trouble> {
-        let mut endings = self.ledger.take_endings();
+    /// Hands in what has ended, at most so much; where that fails, it stays here.
+    fn hand_in(&mut self, most: usize, wishes: Wishes) -> Result<Duration, Trouble> {
+        let mut endings = self.ledger.take_endings(most);
         let wishes = self.about(&endings, wishes);
         match self.store.exchange(&endings, &wishes) {
-            Ok(exchanged) => Ok(self.exchanged(endings, &wishes, exchanged)),
+            Ok(exchanged) => {
+                let settled = endings.len() - exchanged.locked.len();
+                let pause = self.exchanged(endings, &wishes, exchanged);
+                let more = settled > 0 && self.settling.goes_on(self.ledger.has_endings());
+                Ok(if more { Duration::ZERO } else { pause })
+            }
             Err(trouble) => {
+                self.look_for_lock(&trouble, endings.len());
                 // Where they are settled already, nobody hears what has become of them: figures lack all of it.
                 if trouble.commit_unknown {
                     endings
@@ -424,6 +459,16 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 self.ledger.put_back(endings);
                 Err(trouble)
             }
+        }
+    }
+
+    fn look_for_lock(&mut self, trouble: &Trouble, outcomes: usize) {
+        if outcomes > 0
+            && trouble.is_lock_not_available()
+            && self.settling.met_a_lock(outcomes, Instant::now())
+        {
+            let message = "outcomes wait in memory: a table that they are written to is locked";
+            self.notices.push(Notice::Error(message.to_owned()));
         }
     }
 

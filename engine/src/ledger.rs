@@ -44,6 +44,18 @@ impl Ending {
         Self::without_answer(key, "endpoint_removed", Some(error))
     }
 
+    fn is_success(&self) -> bool {
+        self.status_code
+            .is_some_and(|code| (200..300).contains(&code))
+    }
+
+    /// In memory.
+    fn size(&self) -> usize {
+        let texts = [&self.error, &self.excerpt];
+        let texts = texts.into_iter().flatten().map(String::capacity);
+        size_of::<Self>() + texts.sum::<usize>()
+    }
+
     fn without_answer(key: Key, failure: &'static str, error: Option<&str>) -> Self {
         Ending {
             key,
@@ -86,10 +98,13 @@ pub struct Ledger {
     by_endpoint: HashMap<i32, Flights>,
     bytes_out: usize,
     endings: Vec<Ending>,
+    /// Endings that somebody keeps from being settled.
+    kept: VecDeque<Ending>,
+    /// Of each endpoint, how many of these are no success.
+    kept_failures: HashMap<i32, usize>,
+    kept_bytes: usize,
     /// What cannot be settled, each by its own fault.
     aside: Vec<Ending>,
-    /// Of each endpoint, how many endings somebody keeps from being settled.
-    handed_back: HashMap<i32, usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -149,25 +164,59 @@ impl Ledger {
     }
 
     pub fn has_endings(&self) -> bool {
-        !self.endings.is_empty()
+        !self.endings.is_empty() || !self.kept.is_empty()
     }
 
-    pub fn take_endings(&mut self) -> Vec<Ending> {
-        self.handed_back.clear();
-        std::mem::take(&mut self.endings)
+    /// At most so many, those first that have waited longest.
+    pub fn take_endings(&mut self, most: usize) -> Vec<Ending> {
+        if self.kept.is_empty() && self.endings.len() <= most {
+            return std::mem::take(&mut self.endings);
+        }
+        self.keep_endings();
+        let taken = self.kept.drain(..most.min(self.kept.len()));
+        let taken: Vec<Ending> = taken.collect();
+        for ending in &taken {
+            self.kept_bytes -= ending.size();
+            if !ending.is_success()
+                && let Some(count) = self.kept_failures.get_mut(&ending.key.endpoint_id)
+            {
+                *count -= 1;
+            }
+        }
+        if self.kept.is_empty() {
+            self.kept_failures.clear();
+        }
+        taken
+    }
+
+    /// Nothing is settled now.
+    pub fn keep_endings(&mut self) {
+        let endings = std::mem::take(&mut self.endings);
+        self.put_back(endings);
     }
 
     /// These were not settled after all.
     pub fn put_back(&mut self, endings: impl IntoIterator<Item = Ending>) {
         for ending in endings {
-            *self.handed_back.entry(ending.key.endpoint_id).or_default() += 1;
-            self.endings.push(ending);
+            if !ending.is_success() {
+                *self
+                    .kept_failures
+                    .entry(ending.key.endpoint_id)
+                    .or_default() += 1;
+            }
+            self.kept_bytes += ending.size();
+            self.kept.push_back(ending);
         }
     }
 
-    /// They count as in flight: while somebody has locked a breaker, nothing could open it.
-    pub fn handed_back_of(&self, endpoint_id: i32) -> usize {
-        self.handed_back.get(&endpoint_id).copied().unwrap_or(0)
+    /// They count as in flight: while somebody keeps them from being settled, nothing could open a breaker.
+    pub fn kept_failures_of(&self, endpoint_id: i32) -> usize {
+        self.kept_failures.get(&endpoint_id).copied().unwrap_or(0)
+    }
+
+    /// The memory of all that somebody keeps from being settled.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept_bytes
     }
 
     pub fn set_aside(&mut self, ending: Ending) {
@@ -213,7 +262,7 @@ impl Ledger {
 
     /// All that is claimed under this sender's name.
     pub fn keys(&self) -> Vec<Key> {
-        let ended = self.endings.iter().chain(&self.aside);
+        let ended = (self.endings.iter()).chain(&self.kept).chain(&self.aside);
         let ended = ended.map(|ending| ending.key);
         self.out.keys().copied().chain(ended).collect()
     }
@@ -260,6 +309,29 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.claim(key(1), 10, false, Instant::now());
         assert!(ledger.end(Ending::released(key(2))).is_none());
-        assert_eq!((ledger.out(), ledger.take_endings().len()), (1, 1));
+        assert_eq!(
+            (ledger.out(), ledger.take_endings(usize::MAX).len()),
+            (1, 1)
+        );
+    }
+
+    #[test]
+    fn kept_endings_come_back_in_their_order_and_are_counted_meanwhile() {
+        let mut ledger = Ledger::default();
+        let endings = (0..4).map(|n| Ending::released(key(n)));
+        ledger.put_back(endings);
+        ledger.end(Ending::released(key(4)));
+        assert_eq!(ledger.kept_failures_of(1), 4);
+        let events = |endings: Vec<Ending>| -> Vec<u128> {
+            let ids = endings.iter().map(|ending| ending.key.event_id);
+            ids.map(|id| id.as_u128()).collect()
+        };
+        let first = ledger.take_endings(2);
+        assert_eq!(ledger.kept_failures_of(1), 3, "the new one is kept too");
+        assert!(ledger.kept_bytes() > 0);
+        ledger.put_back(first);
+        assert_eq!(events(ledger.take_endings(usize::MAX)), [2, 3, 4, 0, 1]);
+        assert_eq!((ledger.kept_failures_of(1), ledger.kept_bytes()), (0, 0));
+        assert!(!ledger.has_endings());
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! - `agenda` knows when each endpoint has something due, and `admission` how much it may get
 //! - `shares` sees to it that an endpoint has one sender at a time
-//! - `ledger` has what is in flight and what has ended
+//! - `ledger` has what is in flight and what has ended, and `settling` the pace while a table is locked
 //! - `housekeeping` does what is to be done every few seconds: `recovery` and `retention` are parts of it
 //! - `sql_store` is the [`Store`] of all who can run a statement
 
@@ -24,6 +24,7 @@ mod open_files;
 mod protocol;
 mod recovery;
 mod retention;
+mod settling;
 mod shares;
 mod sql_store;
 mod store;

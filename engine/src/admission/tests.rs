@@ -308,15 +308,19 @@ fn what_is_free_is_divided_evenly_and_everybody_comes_first_in_turn() {
 }
 
 #[test]
-fn what_cannot_be_settled_counts_as_in_flight() {
+fn a_failure_that_cannot_be_settled_counts_as_in_flight() {
     let mut scene = Scene::with(1000);
     scene.claim(&[1]);
     scene.end(1, Quality::Good);
-    let endings = scene.ledger.take_endings();
+    let endings = scene.ledger.take_endings(usize::MAX);
     scene.ledger.put_back(endings);
     assert_eq!(scene.wish(1), 8);
-    scene.ledger.take_endings();
+    let mut endings = scene.ledger.take_endings(usize::MAX);
     assert_eq!(scene.wish(1), 16);
+    let succeed = |ending: &mut Ending| ending.status_code = Some(204);
+    endings.iter_mut().for_each(succeed);
+    scene.ledger.put_back(endings);
+    assert_eq!(scene.wish(1), 16, "a success says nothing against it");
 }
 
 #[test]

@@ -534,6 +534,55 @@ fn an_outcome_that_somebody_has_locked_is_handed_in_again_a_little_later() {
 }
 
 #[test]
+fn claims_go_on_while_a_table_that_outcomes_need_is_locked() {
+    let mut engine = with_claims(3);
+    engine.wire.answer(200);
+    engine.store.agenda = vec![due(true)];
+    let locked = Trouble::new("55P03", "canceling statement due to lock timeout");
+    engine.store.answers.push_back(Err(locked));
+    engine.tell_of_commit(Wake::Anything);
+    assert_eq!(engine.turn().unwrap(), Duration::ZERO);
+    assert_eq!(last_endings(&engine).len(), 3);
+    engine.store.answers.push_back(Ok(claims(2)));
+    engine.turn().unwrap();
+    assert_eq!(last_endings(&engine), []);
+    assert_eq!(engine.in_flight(), 2);
+    assert_eq!(engine.trouble(), None, "it delivers");
+    let said = engine.take_notices();
+    assert!(
+        matches!(&said[..], [Notice::Error(message)] if message.starts_with("outcomes wait")),
+        "{said:?}"
+    );
+
+    // A smaller handful after a while, and then the rest of it at once.
+    let wait = engine.settling.wait(Instant::now()).expect("it waits");
+    std::thread::sleep(wait);
+    assert_eq!(engine.turn().unwrap(), Duration::ZERO);
+    assert_eq!(last_endings(&engine), [key(1)]);
+    engine.turn().unwrap();
+    assert_eq!(last_endings(&engine), [key(2), key(3)]);
+    assert!(!engine.ledger.has_endings());
+}
+
+#[test]
+fn nothing_is_claimed_when_the_memory_for_outcomes_is_full() {
+    let mut engine = with_claims(1);
+    let most = settling::MOST_BYTES / 2;
+    let endings = (2..4).map(|n| Ending {
+        excerpt: Some("x".repeat(most)),
+        ..Ending::released(key(n))
+    });
+    engine.ledger.put_back(endings);
+    engine.settling.met_a_lock(2, Instant::now());
+    engine.store.agenda = vec![due(true)];
+    engine.tell_of_commit(Wake::Anything);
+    let asked = engine.store.asked.len();
+    engine.turn().unwrap();
+    let asked = &engine.store.asked[asked..];
+    assert!(asked.iter().all(|a| a.wishes.is_empty()), "{asked:?}");
+}
+
+#[test]
 fn a_breaker_that_opens_withdraws_what_is_not_on_the_wire() {
     let mut engine = with_claims(3);
     let one = engine.wire.submitted.borrow_mut().pop().unwrap();

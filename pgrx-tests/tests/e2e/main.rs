@@ -48,6 +48,7 @@ mod keys;
 mod large_payloads;
 mod launching;
 mod library;
+mod locked_tables;
 mod lost_relays;
 mod manual_updates;
 mod memory;
