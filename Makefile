@@ -22,12 +22,12 @@ VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
 CARGO := PGRX_PG_CONFIG_PATH=$(PG_CONFIG) cargo
-PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer faketime python3-venv sudo
+PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer python3-venv sudo
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api bench peers
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api chaos bench peers
 .PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
 
 help: ## list the targets
@@ -155,6 +155,14 @@ reference: install ## write docs/reference.md from the catalogs
 
 api: install ## with a release: freeze public names and signatures, which only grow from then on
 	cargo run --quiet --package webhook-e2e --bin reference api >pgrx-tests/api-$(basename $(VERSION)).txt
+
+# It prints each seed; SEEDS=1 FIRST=7 ONLY='wall clock' runs one of them again, and prints its part of the page.
+SEEDS := 3
+FIRST := 1
+chaos: install ## what survives whatever breaks: SEEDS=3 runs of each case; writes docs/reliability.md
+	cargo build --quiet --package webhook-e2e --bins
+	@$(TARGET)/debug/chaos $(SEEDS) $(FIRST) '$(ONLY)' >$(TARGET)/reliability.md; status=$$?; \
+		if [ -z '$(ONLY)' ]; then cp $(TARGET)/reliability.md docs/; else cat $(TARGET)/reliability.md; fi; exit $$status
 
 # ONLY=fairness runs one section; bench/src/main.rs lists them and what OPTIONS= may say, such as --quick.
 bench: install venv peers ## beside other systems, and under load; ONLY=fairness OPTIONS=--quick; 30 minutes

@@ -471,6 +471,23 @@ impl Cluster {
         self.start_server();
     }
 
+    /// The postmaster is killed. Its children end when they notice; waits until they have.
+    pub fn lose_postmaster(&mut self) {
+        self.running().signal(libc::SIGKILL);
+        self.running().wait();
+        self.server = None;
+        // Each has the shared memory attached that a new server looks for.
+        wait::until_true("the server's processes to end", || !self.has_processes());
+    }
+
+    /// Every process of a server works in its data directory.
+    fn has_processes(&self) -> bool {
+        let directory = self.data_directory();
+        let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
+        let mut places = processes.filter_map(|entry| fs::read_link(entry.path().join("cwd")).ok());
+        places.any(|place| place.starts_with(&directory))
+    }
+
     fn running(&self) -> &Process {
         self.server.as_ref().expect("the server is running")
     }

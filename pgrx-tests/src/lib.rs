@@ -1,6 +1,8 @@
 //! What the end-to-end tests stand on: a real cluster, a real HTTP receiver, and waiting without sleeping.
 
 pub mod alerts;
+pub mod chaos;
+pub mod clock;
 pub mod cluster;
 pub mod copies;
 pub mod database;

@@ -1,10 +1,9 @@
 //! The launcher starts what is needed, however little room there is and whatever the clock says.
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use webhook_e2e::clock::Clock;
 use webhook_e2e::{Cluster, Receiver, wait, worker};
 
 /// The server's own launcher of logical replication, and ours.
@@ -195,21 +194,16 @@ fn a_database_with_work_gets_its_turn_beside_one_that_never_rests() {
 
 #[test]
 fn a_clock_that_is_set_back_delays_no_worker() {
-    let clock = Clock::new();
-    let cluster = Cluster::builder()
-        .setting(&format!("max_worker_processes = {}", LAUNCHERS + 1))
-        .variable("LD_PRELOAD", FAKETIME)
-        .variable("FAKETIME_TIMESTAMP_FILE", &clock.0.to_string_lossy())
-        .variable("FAKETIME_NO_CACHE", "1")
-        .variable("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-        .start();
+    let clock = Clock::make();
+    let builder = Cluster::builder().setting(&format!("max_worker_processes = {}", LAUNCHERS + 1));
+    let cluster = clock.of(builder).start();
     let receiver = Receiver::start();
     let databases = [cluster.database("first"), cluster.database("second")];
     for database in &databases {
         database.add_endpoint("orders", &receiver.url("/orders"));
     }
     let before: String = databases[0].query_one_value("SELECT clock_timestamp()::text");
-    clock.set("-1h");
+    clock.set(-3600);
     databases[0].wait_until(&format!(
         "SELECT clock_timestamp() < timestamptz '{before}' - interval '50 min'"
     ));
@@ -221,29 +215,4 @@ fn a_clock_that_is_set_back_delays_no_worker() {
     let pid = worker::pid(&databases[1]);
     worker::terminate(&databases[1], pid);
     worker::successor(&databases[1], pid);
-}
-
-/// Of the Debian package faketime.
-const FAKETIME: &str = "/usr/$LIB/faketime/libfaketimeMT.so.1";
-
-/// The wall clock of a server, which reads it anew from a file each time.
-struct Clock(PathBuf);
-
-impl Clock {
-    fn new() -> Clock {
-        let name = format!("webhook-clock-{}", std::process::id());
-        let clock = Clock(std::env::temp_dir().join(name));
-        clock.set("+0");
-        clock
-    }
-
-    fn set(&self, offset: &str) {
-        fs::write(&self.0, offset).unwrap();
-    }
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
 }

@@ -1,0 +1,89 @@
+//! The scoreboard: whatever happens to a server, a sender or a receiver, nothing that a client has committed is lost.
+//!
+//! A case is a disaster. It gets a scene, in which clients emit and note what was committed, and a random number
+//! generator; when it is over, one reconciliation compares what the clients know, what the receiver got, and what the tables
+//! say. The end-to-end tests run each case with one seed, `make chaos` with many, and that writes docs/reliability.md.
+
+mod books;
+mod cases;
+mod clients;
+mod gate;
+mod report;
+mod scene;
+
+pub use cases::CASES;
+pub use report::{Outcome, markdown};
+pub use scene::Scene;
+
+use std::panic::{self, AssertUnwindSafe};
+use std::time::Duration;
+
+/// What may happen.
+pub struct Case {
+    pub name: &'static str,
+    /// What is asserted beside the reconciliation.
+    pub asserts: &'static str,
+    pub run: fn(&mut Stage),
+}
+
+/// Where a case makes its scene, and leaves it to be reconciled.
+pub struct Stage {
+    pub seed: u64,
+    /// Events that a scene's clients commit about, before the case may end.
+    pub size: usize,
+    pub score: Score,
+}
+
+/// What a reconciliation has found, or several of one case together.
+#[derive(Debug, Clone, Default)]
+pub struct Score {
+    pub committed: usize,
+    pub rolled_back: usize,
+    /// Of these a client never heard whether they were committed.
+    pub unknown: usize,
+    pub lost: usize,
+    pub duplicates: usize,
+    /// Requests that may have been in flight when a sender was lost: as many may be repeated.
+    pub in_flight: usize,
+    /// The longest silence of the receiver from the end of a disturbance on.
+    pub silence: Duration,
+}
+
+impl Score {
+    pub fn add(&mut self, other: &Score) {
+        self.committed += other.committed;
+        self.rolled_back += other.rolled_back;
+        self.unknown += other.unknown;
+        self.lost += other.lost;
+        self.duplicates += other.duplicates;
+        self.in_flight += other.in_flight;
+        self.silence = self.silence.max(other.silence);
+    }
+}
+
+/// Panics with the first promise that was broken.
+pub fn run(case: &Case, seed: u64, size: usize) -> Score {
+    let mut stage = Stage {
+        seed,
+        size,
+        score: Score::default(),
+    };
+    (case.run)(&mut stage);
+    assert!(stage.score.committed > 0, "{}: nothing happened", case.name);
+    stage.score
+}
+
+/// The same, and a broken promise is what it returns.
+pub fn try_run(case: &Case, seed: u64, size: usize) -> Result<Score, String> {
+    panic::catch_unwind(AssertUnwindSafe(|| run(case, seed, size))).map_err(|broken| {
+        let text = broken.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| broken.downcast_ref::<&str>().map(|text| text.to_string()));
+        text.unwrap_or_else(|| "it panicked".to_owned())
+    })
+}
+
+#[track_caller]
+pub fn named(name: &str) -> &'static Case {
+    let case = CASES.iter().find(|case| case.name == name);
+    case.unwrap_or_else(|| panic!("there is no case {name:?}"))
+}

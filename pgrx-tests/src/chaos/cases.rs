@@ -1,0 +1,152 @@
+//! All that may happen.
+
+mod killed;
+mod locked;
+mod maintained;
+mod peers;
+mod prepared;
+mod shaken;
+mod short;
+mod stopped;
+mod time;
+
+use crate::chaos::Case;
+
+const fn case(
+    name: &'static str,
+    asserts: &'static str,
+    run: fn(&mut crate::chaos::Stage),
+) -> Case {
+    Case { name, asserts, run }
+}
+
+/// In the order of the page.
+pub const CASES: &[Case] = &[
+    case(
+        "worker killed before its claim commits",
+        "nothing was sent before the kill",
+        killed::worker_before_claim,
+    ),
+    case(
+        "worker killed before it has connected",
+        "",
+        killed::worker_before_wire,
+    ),
+    case(
+        "worker killed while a request is on the wire",
+        "",
+        killed::worker_on_wire,
+    ),
+    case(
+        "worker killed after the answer",
+        "",
+        killed::worker_after_answer,
+    ),
+    case(
+        "worker killed before its settlement commits",
+        "",
+        killed::worker_before_settle,
+    ),
+    case(
+        "worker killed after its settlement",
+        "nothing is repeated",
+        killed::worker_after_settle,
+    ),
+    case("worker killed under load", "", killed::worker_under_load),
+    case(
+        "relay killed before its claim commits",
+        "nothing was sent before the kill",
+        killed::relay_before_claim,
+    ),
+    case(
+        "relay killed before it has connected",
+        "",
+        killed::relay_before_wire,
+    ),
+    case(
+        "relay killed while a request is on the wire",
+        "",
+        killed::relay_on_wire,
+    ),
+    case(
+        "relay killed after the answer",
+        "",
+        killed::relay_after_answer,
+    ),
+    case(
+        "relay killed before its settlement commits",
+        "",
+        killed::relay_before_settle,
+    ),
+    case(
+        "relay killed after its settlement",
+        "nothing is repeated",
+        killed::relay_after_settle,
+    ),
+    case("relay killed under load", "", killed::relay_under_load),
+    case(
+        "worker terminated under load",
+        "nothing is repeated",
+        stopped::worker,
+    ),
+    case(
+        "relay terminated under load",
+        "nothing is repeated",
+        stopped::relay,
+    ),
+    case(
+        "launcher terminated under load",
+        "nothing is repeated",
+        stopped::launcher,
+    ),
+    case("fast stop under load", "nothing is repeated", stopped::fast),
+    case("immediate stop under load", "", stopped::immediate),
+    case("crash by another backend under load", "", stopped::crash),
+    case("postmaster killed under load", "", stopped::postmaster),
+    case(
+        "each table locked in turn",
+        "nothing is repeated",
+        locked::each_table,
+    ),
+    case(
+        "history, attempts, dead letters or alerts locked",
+        "requests go out while the lock is held",
+        locked::outcomes,
+    ),
+    case(
+        "VACUUM FULL, REINDEX and CLUSTER under load",
+        "nothing is repeated",
+        maintained::rewritten,
+    ),
+    case("DDL under load", "nothing is repeated", maintained::ddl),
+    case(
+        "a snapshot held under load",
+        "nothing is repeated",
+        maintained::snapshot,
+    ),
+    case(
+        "prepared transactions",
+        "a prepared event is sent after COMMIT PREPARED alone, also across a crash",
+        prepared::across_a_crash,
+    ),
+    case(
+        "connections exhausted",
+        "nothing is repeated",
+        short::connections,
+    ),
+    case(
+        "receivers that reset, hang up and refuse",
+        "",
+        peers::faults,
+    ),
+    case(
+        "relay cut off from its database",
+        "",
+        shaken::relay_connection,
+    ),
+    case(
+        "wall clock set forward and back",
+        "nothing is repeated",
+        time::jumps,
+    ),
+];

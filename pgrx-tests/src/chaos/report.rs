@@ -1,0 +1,85 @@
+//! docs/reliability.md, as the runner writes it.
+
+use std::time::Duration;
+
+use crate::chaos::{CASES, Case, Score};
+
+/// What became of a case, over all of its seeds.
+pub struct Outcome {
+    pub case: &'static Case,
+    pub runs: usize,
+    pub score: Score,
+    /// The seed of the first run that failed, and why.
+    pub failure: Option<(u64, String)>,
+}
+
+pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> String {
+    let mut page = format!(
+        "# Reliability\n\n\
+         What happens to committed events when something breaks. `make chaos` writes this page: do not edit it.\n\n\
+         Two clients emit about 300 events in a second, in transactions of one to four, and roll one in eight back; each\n\
+         notes what was committed. Then something breaks. At the end every case has the same reconciliation:\n\n\
+         - each committed event has arrived, and its delivery is `SENT`;\n\
+         - no event that was rolled back has arrived, and no event arrived that is not in the tables;\n\
+         - where a client never heard whether its commit succeeded, the tables and the receiver agree;\n\
+         - at most as many requests were repeated as senders that were lost can have had in flight, with one\n  \
+           `webhook-id` for all of them.\n\n\
+         *Silence* is the longest time without a request since something was killed or stopped, the server's own restart\n\
+         included, or since a lasting disturbance, such as a lock, has ended.\n\n\
+         Written by `make chaos SEEDS={seeds}` with at least {size} events in a scene, on PostgreSQL {server}.\n\n"
+    );
+    let mut total = Score::default();
+    page += "| case | asserted beside | runs | committed | unknown | lost | repeated / in flight | silence |\n";
+    page += "|---|---|--:|--:|--:|--:|--:|--:|\n";
+    for result in results {
+        let Score {
+            committed,
+            unknown,
+            lost,
+            duplicates,
+            in_flight,
+            ..
+        } = result.score;
+        let name = match &result.failure {
+            Some((seed, _)) => format!("**FAILED with seed {seed}:** {}", result.case.name),
+            None => result.case.name.to_owned(),
+        };
+        page += &format!(
+            "| {name} | {} | {} | {} | {} | {lost} | {duplicates} / {} | {} |\n",
+            result.case.asserts,
+            result.runs,
+            grouped(committed),
+            grouped(unknown),
+            grouped(in_flight),
+            seconds(result.score.silence),
+        );
+        total.add(&result.score);
+    }
+    page += &format!(
+        "\n{} cases: {} events committed, {} lost, {} requests repeated.\n",
+        results.len(),
+        grouped(total.committed),
+        total.lost,
+        grouped(total.duplicates)
+    );
+    if results.len() < CASES.len() {
+        page += "\nThis was a run of some of the cases.\n";
+    }
+    page
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f64())
+}
+
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

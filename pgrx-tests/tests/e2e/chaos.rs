@@ -1,0 +1,59 @@
+//! The cases of the scoreboard, each with one seed and few events: `make chaos` runs them with many.
+
+use std::collections::HashSet;
+
+use webhook_e2e::chaos;
+
+const SIZE: usize = 60;
+
+macro_rules! cases {
+    ($($test:ident: $name:literal),* $(,)?) => {
+        $(
+            #[test]
+            fn $test() {
+                chaos::run(chaos::named($name), 1, SIZE);
+            }
+        )*
+
+        #[test]
+        fn every_case_is_a_test() {
+            let tested = HashSet::from([$($name),*]);
+            let cases = chaos::CASES.iter().map(|case| case.name);
+            assert_eq!(cases.collect::<HashSet<_>>(), tested);
+        }
+    };
+}
+
+cases! {
+    worker_before_claim: "worker killed before its claim commits",
+    worker_before_wire: "worker killed before it has connected",
+    worker_on_wire: "worker killed while a request is on the wire",
+    worker_after_answer: "worker killed after the answer",
+    worker_before_settlement: "worker killed before its settlement commits",
+    worker_after_settlement: "worker killed after its settlement",
+    worker_under_load: "worker killed under load",
+    relay_before_claim: "relay killed before its claim commits",
+    relay_before_wire: "relay killed before it has connected",
+    relay_on_wire: "relay killed while a request is on the wire",
+    relay_after_answer: "relay killed after the answer",
+    relay_before_settlement: "relay killed before its settlement commits",
+    relay_after_settlement: "relay killed after its settlement",
+    relay_under_load: "relay killed under load",
+    worker_terminated: "worker terminated under load",
+    relay_terminated: "relay terminated under load",
+    launcher_terminated: "launcher terminated under load",
+    fast_stop: "fast stop under load",
+    immediate_stop: "immediate stop under load",
+    crash_by_a_backend: "crash by another backend under load",
+    postmaster_killed: "postmaster killed under load",
+    tables_locked: "each table locked in turn",
+    outcomes_locked: "history, attempts, dead letters or alerts locked",
+    rewritten: "VACUUM FULL, REINDEX and CLUSTER under load",
+    ddl: "DDL under load",
+    snapshot_held: "a snapshot held under load",
+    prepared_transactions: "prepared transactions",
+    connections_exhausted: "connections exhausted",
+    faulty_receivers: "receivers that reset, hang up and refuse",
+    relay_cut_off: "relay cut off from its database",
+    clock_jumps: "wall clock set forward and back",
+}
