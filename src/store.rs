@@ -113,6 +113,8 @@ pub fn prepare_session() {
         (c"default_transaction_deferrable", c"off"),
         (c"session_replication_role", c"origin"),
         (c"standard_conforming_strings", c"on"),
+        // A position comes as text, and with few digits it would be in the future.
+        (c"extra_float_digits", c"1"),
         (c"statement_timeout", c"0"),
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         (c"transaction_timeout", c"0"),

@@ -41,6 +41,7 @@ const PREPARE: &str = "
     SET default_transaction_isolation = 'read committed';
     SET default_transaction_deferrable = off;
     SET standard_conforming_strings = on;
+    SET extra_float_digits = 1;
     SET statement_timeout = 0;
     SET idle_session_timeout = 0;
     SET lock_timeout = '250ms';

@@ -5,6 +5,7 @@ mod locked;
 mod maintained;
 mod peers;
 mod prepared;
+mod settings;
 mod shaken;
 mod short;
 mod stopped;
@@ -128,6 +129,16 @@ pub const CASES: &[Case] = &[
         "prepared transactions",
         "a prepared event is sent after COMMIT PREPARED alone, also across a crash",
         prepared::across_a_crash,
+    ),
+    case(
+        "each hostile setting of a database",
+        "each event arrives under it; the list is made from pg_settings",
+        settings::each,
+    ),
+    case(
+        "thirty hostile settings at once",
+        "each event arrives under them",
+        settings::many,
     ),
     case(
         "connections exhausted",

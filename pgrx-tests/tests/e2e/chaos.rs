@@ -52,6 +52,8 @@ cases! {
     ddl: "DDL under load",
     snapshot_held: "a snapshot held under load",
     prepared_transactions: "prepared transactions",
+    hostile_settings: "each hostile setting of a database",
+    many_hostile_settings: "thirty hostile settings at once",
     connections_exhausted: "connections exhausted",
     faulty_receivers: "receivers that reset, hang up and refuse",
     relay_cut_off: "relay cut off from its database",

@@ -123,3 +123,23 @@ fn a_prepared_transaction_sets_something_when_it_is_committed() {
     database.execute("COMMIT PREPARED 'set'");
     assert!(logs_success(&database));
 }
+
+/// A position is a time in seconds since 1970, and with so few digits the next one is in the future.
+#[test]
+fn few_digits_of_numbers_delay_no_delivery() {
+    let cluster = woken_by_commits_alone();
+    let database = cluster.database("digits");
+    let receiver = Receiver::start();
+    database.execute(&format!(
+        "ALTER DATABASE {} SET extra_float_digits = -15",
+        database.name()
+    ));
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let earlier = worker::pid(&database);
+    database.pause_all();
+    let event = database.emit("order.created", json!({}));
+    worker::terminate(&database, earlier);
+    worker::successor(&database, earlier);
+    database.resume_all();
+    database.wait_for_status(event, "SENT");
+}
