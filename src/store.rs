@@ -121,6 +121,8 @@ pub fn prepare_session() {
         // Below deadlock_timeout, so that in a deadlock it is not a person who loses.
         (c"lock_timeout", c"250ms"),
         (c"jit", c"off"),
+        // It plans at random, and fails to under some settings.
+        (c"geqo", c"off"),
     ];
     SETTINGS.iter().for_each(|(name, value)| set(name, value));
 }

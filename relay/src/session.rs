@@ -46,6 +46,7 @@ const PREPARE: &str = "
     SET idle_session_timeout = 0;
     SET lock_timeout = '250ms';
     SET jit = off;
+    SET geqo = off;
     SET tcp_keepalives_idle = '2s';
     SET tcp_keepalives_interval = '1s';
     SET tcp_keepalives_count = 3;

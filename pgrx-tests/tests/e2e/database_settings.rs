@@ -143,3 +143,23 @@ fn few_digits_of_numbers_delay_no_delivery() {
     database.resume_all();
     database.wait_for_status(event, "SENT");
 }
+
+/// Its settings may leave no plan, or ask for more memory than there can be.
+#[test]
+fn the_genetic_optimizer_fails_no_delivery() {
+    let cluster = woken_by_commits_alone();
+    let database = cluster.database("genetic");
+    let receiver = Receiver::start();
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    for setting in ["geqo_threshold = 2", "geqo_pool_size = 2147483647"] {
+        let name = database.name();
+        (cluster.connect("postgres"))
+            .batch_execute(&format!("ALTER DATABASE {name} SET {setting}"))
+            .unwrap();
+    }
+    let mut config = cluster.config(database.name());
+    let mut client = config.options("-c geqo=off").connect(postgres::NoTls);
+    let client = client.as_mut().unwrap();
+    webhook_e2e::database::emit(client, "order.created", json!({}));
+    receiver.wait_for_requests(1);
+}
