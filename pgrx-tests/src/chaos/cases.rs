@@ -138,7 +138,12 @@ pub const CASES: &[Case] = &[
     case(
         "thirty hostile settings at once",
         "each event arrives under them",
-        settings::many,
+        settings::many_for_a_worker,
+    ),
+    case(
+        "thirty hostile settings at once, with a relay",
+        "each event arrives under them",
+        settings::many_for_a_relay,
     ),
     case(
         "connections exhausted",

@@ -54,6 +54,7 @@ cases! {
     prepared_transactions: "prepared transactions",
     hostile_settings: "each hostile setting of a database",
     many_hostile_settings: "thirty hostile settings at once",
+    hostile_settings_of_a_relay: "thirty hostile settings at once, with a relay",
     connections_exhausted: "connections exhausted",
     faulty_receivers: "receivers that reset, hang up and refuse",
     relay_cut_off: "relay cut off from its database",

@@ -10,6 +10,12 @@ use crate::{wait, worker};
 
 /// What makes everybody wait by design, and read-only transactions, which a worker waits out; a test of settings has that.
 const LEFT_OUT: &str = "'pre_auth_delay', 'post_auth_delay', 'default_transaction_read_only'";
+/// For a relay, which is a client: a millisecond ends the session of any of them, or its first statement.
+const CLIENTS_END: [&str; 3] = [
+    "idle_session_timeout",
+    "idle_in_transaction_session_timeout",
+    "statement_timeout",
+];
 
 /// Each value that is the opposite, the least, the most, or one of a list.
 const HOSTILE: &str = "
@@ -29,6 +35,7 @@ const HOSTILE: &str = "
     WHERE s.context IN ('user', 'superuser', 'backend', 'superuser-backend') AND v.value IS DISTINCT FROM s.reset_val
       AND s.name NOT LIKE 'webhook.%' AND s.name NOT IN (";
 
+#[derive(Clone)]
 struct Setting {
     name: String,
     value: String,
@@ -54,11 +61,19 @@ pub fn each(stage: &mut Stage) {
     stage.reconcile(scene);
 }
 
-/// Thirty at once.
-pub fn many(stage: &mut Stage) {
+pub fn many_for_a_worker(stage: &mut Stage) {
+    many(stage, Sender::Worker);
+}
+pub fn many_for_a_relay(stage: &mut Stage) {
+    many(stage, Sender::Relay);
+}
+fn many(stage: &mut Stage, sender: Sender) {
     const AT_ONCE: usize = 30;
-    let mut scene = stage.scene(Sender::Worker);
-    let all = hostile(&scene);
+    let mut scene = stage.scene(sender);
+    let mut all = hostile(&scene);
+    if sender == Sender::Relay {
+        all.retain(|setting| !CLIENTS_END.contains(&setting.name.as_str()));
+    }
     for _ in 0..(scene.size() / 100).max(2) {
         let mut chosen: Vec<&Setting> = Vec::new();
         while chosen.len() < AT_ONCE {
@@ -68,14 +83,11 @@ pub fn many(stage: &mut Stage) {
             }
         }
         chosen.retain(|setting| set(&scene, setting).is_ok());
-        let healthy: Vec<Setting> = (chosen.iter())
-            .map(|setting| Setting {
-                name: setting.name.clone(),
-                value: setting.value.clone(),
-                usual: setting.usual.clone(),
-            })
-            .collect();
-        deliver(&mut scene, &healthy);
+        if scene.relay.take().is_some() {
+            scene.start_relay();
+        }
+        let chosen: Vec<Setting> = chosen.into_iter().cloned().collect();
+        deliver(&mut scene, &chosen);
         chosen.iter().for_each(|setting| reset(&scene, setting));
     }
     stage.reconcile(scene);
