@@ -18,6 +18,7 @@ use crate::host::{self, Host};
 use crate::log::ServerLog;
 use crate::own_scripts::Installation;
 use crate::process::{Process, complete, unprivileged};
+use crate::small_disk::{Part, SmallDisk};
 use crate::template::Template;
 use crate::{port, wait};
 
@@ -93,6 +94,8 @@ pub struct Cluster {
     server: Option<Process>,
     /// Whether there is a database to copy with the extension in it.
     has_template: OnceLock<()>,
+    /// Where a part of its files is.
+    small_disk: Option<SmallDisk>,
 }
 
 pub struct Builder {
@@ -103,6 +106,7 @@ pub struct Builder {
     settings: String,
     environment: Vec<(String, String)>,
     preload: bool,
+    small_disk: Option<(Part, SmallDisk)>,
 }
 
 impl Builder {
@@ -126,6 +130,11 @@ impl Builder {
 
     pub fn without_preload(mut self) -> Builder {
         self.preload = false;
+        self
+    }
+
+    pub fn on_small_disk(mut self, part: Part, disk: SmallDisk) -> Builder {
+        self.small_disk = Some((part, disk));
         self
     }
 
@@ -219,8 +228,13 @@ impl Builder {
             environment: self.environment,
             server: None,
             has_template: OnceLock::new(),
+            small_disk: None,
         };
         make_data_directory(&mut cluster);
+        if let Some((part, disk)) = self.small_disk {
+            disk.take(&cluster.data_directory(), part);
+            cluster.small_disk = Some(disk);
+        }
         cluster.configure(&format!("port = {}", cluster.port));
         cluster.configure(&self.settings);
         cluster.start_server();
@@ -243,6 +257,7 @@ impl Cluster {
             settings: String::new(),
             environment: Vec::new(),
             preload: true,
+            small_disk: None,
         }
     }
 
@@ -471,6 +486,22 @@ impl Cluster {
         self.start_server();
     }
 
+    /// Where a server has given up by itself, and is to be started again. One that restarts itself is waited for.
+    pub fn start_if_it_has_ended(&mut self) {
+        let config = self.config("postgres");
+        let runs = wait::until("the server to run or to end", || {
+            match (self.running().exit_status(), config.connect(NoTls)) {
+                (Some(_), _) => Ok(false),
+                (None, Ok(_)) => Ok(true),
+                (None, Err(error)) => Err(error.to_string()),
+            }
+        });
+        if !runs {
+            self.server = None;
+            self.start_server();
+        }
+    }
+
     /// The postmaster is killed. Its children end when they notice; waits until they have.
     pub fn lose_postmaster(&mut self) {
         self.running().signal(libc::SIGKILL);
@@ -490,6 +521,32 @@ impl Cluster {
 
     fn running(&self) -> &Process {
         self.server.as_ref().expect("the server is running")
+    }
+
+    /// A standby becomes a primary.
+    #[track_caller]
+    pub fn promote(&self) {
+        let promoted = self
+            .connect("postgres")
+            .query_one("SELECT pg_promote()", &[]);
+        let promoted: bool = promoted.expect("it is a standby").get(0);
+        assert!(promoted, "the standby was not promoted in time");
+    }
+
+    /// A primary that was lost becomes a standby of the one that has taken over, and runs.
+    pub fn rewind_to(&mut self, successor: &Cluster) {
+        assert!(self.server.is_none(), "the server is running");
+        // Its control file names the new timeline from its first checkpoint on.
+        let checkpoint = successor.connect("postgres").batch_execute("CHECKPOINT");
+        checkpoint.expect("a primary makes a checkpoint");
+        let mut rewind = self.server_program("pg_rewind");
+        let source = successor.address(successor.port, "postgres");
+        rewind.arg("--target-pgdata").arg(self.data_directory());
+        rewind.args(["--source-server", &source, "--write-recovery-conf"]);
+        complete(rewind.arg("--no-sync"));
+        // It has copied the configuration too.
+        self.configure(&format!("port = {}", self.port));
+        self.start_server();
     }
 
     /// Gives a stopped cluster another system identifier, as pg_createsubscriber does.

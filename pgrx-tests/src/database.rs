@@ -230,8 +230,10 @@ impl Drop for Database {
             }
         }
         self.sender = None;
-        // The cluster may be gone already.
-        if let Ok(mut client) = self.maintenance.connect(NoTls) {
+        // The cluster may be gone already, or a standby that its commits wait for.
+        let mut maintenance = self.maintenance.clone();
+        maintenance.options("-c synchronous_commit=local");
+        if let Ok(mut client) = maintenance.connect(NoTls) {
             let _ = client.batch_execute(&format!("DROP DATABASE {} WITH (FORCE)", self.name));
         }
     }

@@ -25,6 +25,7 @@ pub mod reference;
 pub mod relay;
 pub mod released;
 pub mod scripted;
+pub mod small_disk;
 pub mod story;
 pub mod tcp_proxy;
 pub mod template;

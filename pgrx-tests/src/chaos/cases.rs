@@ -1,5 +1,7 @@
 //! All that may happen.
 
+mod disk;
+mod failover;
 mod killed;
 mod locked;
 mod maintained;
@@ -149,6 +151,17 @@ pub const CASES: &[Case] = &[
         "connections exhausted",
         "nothing is repeated",
         short::connections,
+    ),
+    case(
+        "data disk full under load",
+        "the server runs on",
+        disk::of_data,
+    ),
+    case("WAL disk full under load", "", disk::of_wal),
+    case(
+        "primary lost, standby promoted, pg_rewind, and back",
+        "the standby is synchronous",
+        failover::there_and_back,
     ),
     case(
         "receivers that reset, hang up and refuse",

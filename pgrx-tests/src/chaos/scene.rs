@@ -191,6 +191,13 @@ impl Scene {
         });
     }
 
+    /// From now on everybody uses another server, which has the same database; returns the one before.
+    pub fn move_to(&mut self, cluster: Cluster) -> Cluster {
+        self.clients.stop();
+        self.database = cluster.existing_database(self.database.name());
+        std::mem::replace(&mut self.cluster, cluster)
+    }
+
     /// Connects as soon as the server lets it.
     #[track_caller]
     pub fn connect(&self) -> Client {
@@ -203,6 +210,20 @@ impl Scene {
     pub fn maintenance(&self) -> Client {
         let config = self.cluster.config("postgres");
         wait::until("a connection", || config.connect(NoTls))
+    }
+
+    /// A command about the whole server, which then reads its configuration anew.
+    #[track_caller]
+    pub fn execute_anywhere(&self, sql: &str) {
+        let mut session = self.maintenance();
+        for sql in [
+            "SET synchronous_commit = local",
+            sql,
+            "SELECT pg_reload_conf()",
+        ] {
+            let done = session.batch_execute(sql);
+            done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        }
     }
 
     #[track_caller]
