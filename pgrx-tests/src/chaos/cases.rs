@@ -1,6 +1,7 @@
 //! All that may happen.
 
 mod disk;
+mod endpoints;
 mod failover;
 mod killed;
 mod locked;
@@ -148,6 +149,11 @@ pub const CASES: &[Case] = &[
         settings::many_for_a_relay,
     ),
     case(
+        "worker processes exhausted",
+        "databases take turns",
+        short::worker_processes,
+    ),
+    case(
         "connections exhausted",
         "nothing is repeated",
         short::connections,
@@ -167,6 +173,11 @@ pub const CASES: &[Case] = &[
         "receivers that reset, hang up and refuse",
         "",
         peers::faults,
+    ),
+    case(
+        "1,000 endpoints down at once",
+        "others get theirs",
+        endpoints::down,
     ),
     case(
         "relay cut off from its database",

@@ -55,11 +55,13 @@ cases! {
     hostile_settings: "each hostile setting of a database",
     many_hostile_settings: "thirty hostile settings at once",
     hostile_settings_of_a_relay: "thirty hostile settings at once, with a relay",
+    worker_processes_exhausted: "worker processes exhausted",
     connections_exhausted: "connections exhausted",
     full_data_disk: "data disk full under load",
     full_wal_disk: "WAL disk full under load",
     failover: "primary lost, standby promoted, pg_rewind, and back",
     faulty_receivers: "receivers that reset, hang up and refuse",
+    endpoints_down: "1,000 endpoints down at once",
     relay_cut_off: "relay cut off from its database",
     clock_jumps: "wall clock set forward and back",
 }
