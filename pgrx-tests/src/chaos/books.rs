@@ -1,6 +1,6 @@
 //! The reconciliation: what clients know, what the receiver got, and what the tables say.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -82,6 +82,24 @@ pub fn reconcile(
         "more was repeated than was in flight: {score:?}"
     );
     score
+}
+
+/// Of each ordering key nothing overtakes, and a request is repeated before the next one goes out.
+#[track_caller]
+pub fn assert_order(requests: &[Request]) {
+    let mut last: HashMap<(String, String), i64> = HashMap::new();
+    for request in requests {
+        let data = &request.json()["data"];
+        if let (Some(key), Some(number)) = (data["key"].as_str(), data["number"].as_i64()) {
+            let path = request.path.clone();
+            let last = last.entry((path, key.to_owned())).or_insert(number);
+            assert!(
+                number >= *last,
+                "{number} of key {key} arrived after {last}"
+            );
+            *last = number;
+        }
+    }
 }
 
 /// From the end of a disturbance to the beginning of the next one.

@@ -6,8 +6,10 @@ mod failover;
 mod killed;
 mod locked;
 mod maintained;
+mod operated;
 mod peers;
 mod prepared;
+mod relays;
 mod settings;
 mod shaken;
 mod short;
@@ -183,6 +185,16 @@ pub const CASES: &[Case] = &[
         "relay cut off from its database",
         "",
         shaken::relay_connection,
+    ),
+    case(
+        "three relays killed and cut off at random",
+        "",
+        relays::lost,
+    ),
+    case(
+        "operators at work while the worker is killed",
+        "an endpoint that fails at random, with a breaker",
+        operated::at_random,
     ),
     case(
         "wall clock set forward and back",

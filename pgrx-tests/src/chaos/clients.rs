@@ -1,7 +1,7 @@
 //! Clients that emit without a pause, and what they know of it.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -25,8 +25,13 @@ pub struct Ledger {
     pub unknown: HashSet<Uuid>,
 }
 
+/// Of the endpoint whose events have ordering keys, one for each client.
+pub const ORDERED: &str = "chaos.n1";
+
 pub struct Clients {
     pub ledger: Arc<Mutex<Ledger>>,
+    /// Of the last event: a client's own rise.
+    number: Arc<AtomicI64>,
     stopped: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -35,6 +40,7 @@ impl Clients {
     pub fn idle() -> Clients {
         Clients {
             ledger: Arc::default(),
+            number: Arc::default(),
             stopped: Arc::default(),
             threads: Vec::new(),
         }
@@ -43,6 +49,8 @@ impl Clients {
     pub fn begin(&mut self, config: &Config, types: Vec<String>, seed: u64) {
         for number in 0..2 {
             let client = Emitter {
+                key: number.to_string(),
+                number: Arc::clone(&self.number),
                 config: config.clone(),
                 types: types.clone(),
                 random: Random::seeded(seed.wrapping_mul(1000) + number),
@@ -77,6 +85,8 @@ impl Drop for Clients {
 }
 
 struct Emitter {
+    key: String,
+    number: Arc<AtomicI64>,
     config: Config,
     types: Vec<String>,
     random: Random,
@@ -106,10 +116,12 @@ impl Emitter {
         let mut ids = Vec::new();
         let mut emitted = Ok(());
         let mut transaction = session.transaction()?;
-        for number in 0..count {
+        for _ in 0..count {
             let event_type = &self.types[self.random.below(self.types.len())];
-            let emit = "SELECT webhook_emit($1, jsonb_build_object('number', $2::int))";
-            match transaction.query_one(emit, &[event_type, &(number as i32)]) {
+            let number = self.number.fetch_add(1, Ordering::SeqCst);
+            let key = (event_type == ORDERED).then_some(&self.key);
+            let emit = "SELECT webhook_emit($1, jsonb_build_object('key', $2::text, 'number', $3::bigint), ordering_key => $2)";
+            match transaction.query_one(emit, &[event_type, &key, &number]) {
                 Ok(row) => ids.push(row.get::<_, Uuid>(0)),
                 Err(error) => {
                     emitted = Err(error);

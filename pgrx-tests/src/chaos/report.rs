@@ -21,6 +21,7 @@ pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> S
          notes what was committed. Then something breaks. At the end every case has the same reconciliation:\n\n\
          - each committed event has arrived, and its delivery is `SENT`;\n\
          - no event that was rolled back has arrived, and no event arrived that is not in the tables;\n\
+         - the events of each ordering key arrived in their order (a third of the events has a key, one for each client);\n\
          - where a client never heard whether its commit succeeded, the tables and the receiver agree;\n\
          - at most as many requests were repeated as senders that were lost can have had in flight, with one\n  \
            `webhook-id` for all of them.\n\n\

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use postgres::{Client, NoTls};
 use uuid::Uuid;
 
-use crate::chaos::books::{Calm, Tables, reconcile};
+use crate::chaos::books::{Calm, Tables, assert_order, reconcile};
 use crate::chaos::clients::Clients;
 use crate::chaos::{Stage, gate};
 use crate::cluster::{Builder, Cluster};
@@ -38,6 +38,7 @@ pub struct Scene {
     pub random: Random,
     size: usize,
     seed: u64,
+    keeps_order: bool,
     in_flight: usize,
     calms: Vec<Calm>,
 }
@@ -83,6 +84,7 @@ impl Stage {
             random: Random::seeded(self.seed),
             size: self.size,
             seed: self.seed,
+            keeps_order: true,
             in_flight: 0,
             calms: Vec::new(),
         };
@@ -106,6 +108,9 @@ impl Stage {
         let tables = Tables::read(&scene.database);
         let ledger = scene.clients.ledger.lock().unwrap();
         let mut requests = scene.receiver.requests();
+        if scene.keeps_order {
+            assert_order(&requests);
+        }
         requests.extend(others.iter().flat_map(Receiver::requests));
         let score = reconcile(&ledger, &requests, &tables, scene.in_flight, &scene.calms);
         self.score.add(&score);
@@ -179,8 +184,23 @@ impl Scene {
 
     /// Something happens at once, and the time until deliveries go on is the sender's and the server's.
     pub fn strike(&mut self) {
-        self.disturb();
-        self.mend();
+        self.strike_at(Instant::now());
+    }
+
+    /// The same, told afterwards.
+    pub fn strike_at(&mut self, moment: Instant) {
+        if let Some(calm) = self.calms.last_mut() {
+            calm.until.get_or_insert(moment);
+        }
+        self.calms.push(Calm {
+            from: moment,
+            until: None,
+        });
+    }
+
+    /// The order of emission is that of the server's clock, and somebody sets it.
+    pub fn forget_order(&mut self) {
+        self.keeps_order = false;
     }
 
     /// From now on nothing stands in their way.

@@ -5,13 +5,16 @@ use std::collections::HashSet;
 use webhook_e2e::chaos;
 
 const SIZE: usize = 60;
+/// Fifty thousand events.
+const FULL_SIZE: usize = 1000;
 
 macro_rules! cases {
-    ($($test:ident: $name:literal),* $(,)?) => {
+    ($($test:ident: $name:literal $(=> $size:expr)?),* $(,)?) => {
         $(
             #[test]
             fn $test() {
-                chaos::run(chaos::named($name), 1, SIZE);
+                let size = [$($size,)? SIZE][0];
+                chaos::run(chaos::named($name), 1, size);
             }
         )*
 
@@ -63,5 +66,7 @@ cases! {
     faulty_receivers: "receivers that reset, hang up and refuse",
     endpoints_down: "1,000 endpoints down at once",
     relay_cut_off: "relay cut off from its database",
+    lost_relays: "three relays killed and cut off at random" => FULL_SIZE,
+    operators: "operators at work while the worker is killed",
     clock_jumps: "wall clock set forward and back",
 }

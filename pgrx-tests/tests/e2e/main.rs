@@ -50,7 +50,6 @@ mod large_payloads;
 mod launching;
 mod library;
 mod locked_tables;
-mod lost_relays;
 mod manual_updates;
 mod memory;
 mod metrics;

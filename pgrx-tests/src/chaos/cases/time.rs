@@ -11,6 +11,7 @@ const HOUR: i64 = 3600;
 pub fn jumps(stage: &mut Stage) {
     let clock = Clock::make();
     let mut scene = stage.scene_with(Sender::Worker, |builder| clock.of(builder));
+    scene.forget_order();
     for steps in [[2 * HOUR, 2 * HOUR - 3], [-HOUR, 24 * HOUR], [0, HOUR]] {
         scene.begin_load();
         for step in steps {
