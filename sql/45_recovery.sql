@@ -55,6 +55,28 @@ BEGIN
     FROM page p WHERE p.status = 'SENDING';
 END $$;
 
+-- After the clock was set back, deliveries that were emitted before would wait for as long as the step was: they are due now
+-- instead, and retries after their delay; a time that the emitter chose stays. The ids of events begin with the time, so the
+-- primary key has these deliveries last; at other times there are none.
+CREATE OR REPLACE FUNCTION webhook.follow_clock(page_size int) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    -- Clocks are set by less than that all the time.
+    future CONSTANT timestamptz := now() + interval '10 s';
+BEGIN
+    WITH ahead AS MATERIALIZED (
+        SELECT q.ctid AS row_id FROM webhook.delivery_queue q
+        WHERE q.event_id >= webhook.first_id(future) AND q.status = 'PENDING'
+          AND CASE q.wait_reason WHEN 'new' THEN q.next_attempt_at > future AND q.next_attempt_at <= q.created_at
+                                 WHEN 'retry' THEN q.last_attempt_at > future END
+        ORDER BY q.event_id, q.endpoint_id LIMIT page_size FOR UPDATE SKIP LOCKED
+    )
+    UPDATE webhook.delivery_queue q
+    SET next_attempt_at = now() + CASE q.wait_reason WHEN 'retry' THEN q.next_attempt_at - q.last_attempt_at ELSE interval '0' END,
+        last_attempt_at = least(q.last_attempt_at, now())
+    FROM ahead WHERE q.ctid = ahead.row_id;
+END $$;
+
 -- Of a page of the queue, releases at once what a dead sender had claimed, and after webhook.stale_after what this one has claimed,
 -- but for what it knows to be in flight: that may have been claimed in a session that it has lost. Says how many of them somebody
 -- has locked, they need another call, and where the next page begins: null is the beginning, and the end.
@@ -90,6 +112,8 @@ BEGIN
 
     SELECT r.released, r.failed, r.locked INTO released, failed, locked
     FROM webhook.release_lost(lost_event_ids, lost_endpoint_ids) r;
+
+    PERFORM webhook.follow_clock(page_size);
 END $$;
 
 -- Ends what still waits for endpoints that were removed, as its removal says: at most that many deliveries, of the next endpoints, in

@@ -22,7 +22,7 @@ BEGIN
              '{call_followers, discard, exchange, fail_queued, finish_queued, pass_turn, requeue, set_followers_aside,
                settle, settle_successes}'),
             ('in_order', '{seqscan, bitmapscan, hashjoin, mergejoin, sort, material}',
-             '{agenda, cancel_superseded, due, expire, expire_overdue, expire_figures, expire_kept_back, forget,
+             '{agenda, cancel_superseded, due, expire, expire_overdue, expire_figures, expire_kept_back, follow_clock, forget,
                forget_removed_endpoints, gauges, lost_followers, lost_turns, next_claims, next_of_replay, next_orphans,
                page_of_events, pick, queue_gauge, retention_lag, superseded, turn_away}')
         )

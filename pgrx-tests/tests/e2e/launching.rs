@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use webhook_e2e::clock::Clock;
-use webhook_e2e::{Cluster, Receiver, wait, worker};
+use webhook_e2e::{Answer, Cluster, Receiver, wait, worker};
 
 /// The server's own launcher of logical replication, and ours.
 const LAUNCHERS: usize = 2;
@@ -190,6 +190,37 @@ fn a_database_with_work_gets_its_turn_beside_one_that_never_rests() {
     let ids = receiver.requests_to("/busy");
     let sent: std::collections::HashSet<_> = ids.iter().map(|r| r.header("webhook-id")).collect();
     assert_eq!(sent.len(), ids.len(), "a turn that ends repeats nothing");
+}
+
+#[test]
+fn a_clock_that_is_set_back_delays_no_delivery() {
+    let clock = Clock::make();
+    let builder = Cluster::builder().setting("webhook.poll_interval = '1 s'");
+    let cluster = clock.of(builder).start();
+    let database = cluster.database("set_back");
+    let receiver = Receiver::start();
+    receiver.respond("/orders", |_, number| match number {
+        1 => Answer::status(503),
+        _ => Answer::status(200),
+    });
+    clock.set(7200);
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    database.execute("UPDATE webhook.policy SET initial_delay = '5 s' WHERE name = 'fast'");
+    let tried = database.emit("order.created", json!({}));
+    database.wait_until("SELECT EXISTS (SELECT FROM webhook.delivery WHERE wait_reason = 'retry')");
+    database.pause_all();
+    let emit = "SELECT webhook_emit('order.created', deliver_at => now() + interval '1 h')";
+    let scheduled: uuid::Uuid = database.query_one_value(emit);
+    let new = database.emit("order.created", json!({}));
+    clock.set(0);
+    database.resume_all();
+    database.wait_for_status(new, "SENT");
+    database.wait_for_status(tried, "SENT");
+    assert_eq!(
+        database.delivery_status(scheduled).as_deref(),
+        Some("PENDING"),
+        "a time that somebody chose stays"
+    );
 }
 
 #[test]

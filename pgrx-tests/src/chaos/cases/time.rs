@@ -6,11 +6,12 @@ use crate::clock::Clock;
 
 const HOUR: i64 = 3600;
 
-/// Forward and a few seconds back under load. What is queued when it is set back by more is due that much later, so the queue
-/// is empty then.
+/// Forward and back, under load.
 pub fn jumps(stage: &mut Stage) {
     let clock = Clock::make();
-    let mut scene = stage.scene_with(Sender::Worker, |builder| clock.of(builder));
+    let mut scene = stage.scene_with(Sender::Worker, |builder| {
+        clock.of(builder).setting("webhook.poll_interval = '1 s'")
+    });
     scene.forget_order();
     for steps in [[2 * HOUR, 2 * HOUR - 3], [-HOUR, 24 * HOUR], [0, HOUR]] {
         scene.begin_load();
