@@ -27,7 +27,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer python3-v
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api chaos bench peers
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api chaos soak bench peers
 .PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
 
 help: ## list the targets
@@ -163,6 +163,11 @@ chaos: install ## what survives whatever breaks: SEEDS=3 runs of each case; writ
 	cargo build --quiet --package webhook-e2e --bins
 	@$(TARGET)/debug/chaos $(SEEDS) $(FIRST) '$(ONLY)' >$(TARGET)/reliability.md; status=$$?; \
 		if [ -z '$(ONLY)' ]; then cp $(TARGET)/reliability.md docs/; else cat $(TARGET)/reliability.md; fi; exit $$status
+
+MINUTES := 10
+soak: install ## a mix of loads for MINUTES=10: memory, files, threads, tables and transaction ids stay flat
+	cargo build --quiet --package webhook-e2e --bins
+	$(TARGET)/debug/soak $(MINUTES) $(FIRST)
 
 # ONLY=fairness runs one section; bench/src/main.rs lists them and what OPTIONS= may say, such as --quick.
 bench: install venv peers ## beside other systems, and under load; ONLY=fairness OPTIONS=--quick; 30 minutes

@@ -13,7 +13,7 @@ mod scene;
 
 pub use cases::CASES;
 pub use report::{Outcome, markdown};
-pub use scene::Scene;
+pub use scene::{Scene, Sender};
 
 use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;

@@ -26,6 +26,7 @@ pub mod relay;
 pub mod released;
 pub mod scripted;
 pub mod small_disk;
+pub mod soak;
 pub mod story;
 pub mod tcp_proxy;
 pub mod template;
