@@ -61,6 +61,7 @@ pub fn reconcile(
         duplicates: requests.len() - arrived.len(),
         in_flight,
         silence: silence(requests, calms),
+        not_tested: None,
     };
     assert_eq!(lost, 0, "committed events did not arrive: {score:?}");
     let unsettled = ledger.committed.difference(&tables.sent).count();

@@ -41,9 +41,10 @@ pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> S
             in_flight,
             ..
         } = result.score;
-        let name = match &result.failure {
-            Some((seed, _)) => format!("**FAILED with seed {seed}:** {}", result.case.name),
-            None => result.case.name.to_owned(),
+        let name = match (&result.failure, result.score.not_tested) {
+            (Some((seed, _)), _) => format!("**FAILED with seed {seed}:** {}", result.case.name),
+            (None, Some(why)) => format!("{} (not tested: {why})", result.case.name),
+            (None, None) => result.case.name.to_owned(),
         };
         page += &format!(
             "| {name} | {} | {} | {} | {} | {lost} | {duplicates} / {} | {} |\n",

@@ -20,12 +20,10 @@ pub fn across_a_crash(stage: &mut Stage) {
     }
     drop(session);
     scene.wait_for_requests(10);
-    if scene.random.chance(50) {
-        scene.strike();
-        scene.lose_sender();
-        scene.cluster.kill_immediately();
-        scene.cluster.start_server();
-    }
+    scene.strike();
+    scene.lose_sender();
+    scene.cluster.kill_immediately();
+    scene.cluster.start_server();
     scene.wait_for_requests(10);
     let seen = scene.receiver.requests();
     let early = seen
