@@ -469,6 +469,10 @@ impl Cluster {
     /// Makes a standby of `primary` of a former primary that was killed. Its recovery, in single-user mode, warns of
     /// nothing.
     pub fn rejoin(&mut self, primary: &Cluster) {
+        assert!(self.server.is_none(), "the server is running");
+        // Its control file names the new timeline from its first checkpoint on.
+        let checkpoint = primary.connect("postgres").batch_execute("CHECKPOINT");
+        checkpoint.expect("a primary makes a checkpoint");
         let mut rewind = self.server_program("pg_rewind");
         rewind.arg("--target-pgdata").arg(self.data_directory());
         rewind
@@ -521,32 +525,6 @@ impl Cluster {
 
     fn running(&self) -> &Process {
         self.server.as_ref().expect("the server is running")
-    }
-
-    /// A standby becomes a primary.
-    #[track_caller]
-    pub fn promote(&self) {
-        let promoted = self
-            .connect("postgres")
-            .query_one("SELECT pg_promote()", &[]);
-        let promoted: bool = promoted.expect("it is a standby").get(0);
-        assert!(promoted, "the standby was not promoted in time");
-    }
-
-    /// A primary that was lost becomes a standby of the one that has taken over, and runs.
-    pub fn rewind_to(&mut self, successor: &Cluster) {
-        assert!(self.server.is_none(), "the server is running");
-        // Its control file names the new timeline from its first checkpoint on.
-        let checkpoint = successor.connect("postgres").batch_execute("CHECKPOINT");
-        checkpoint.expect("a primary makes a checkpoint");
-        let mut rewind = self.server_program("pg_rewind");
-        let source = successor.address(successor.port, "postgres");
-        rewind.arg("--target-pgdata").arg(self.data_directory());
-        rewind.args(["--source-server", &source, "--write-recovery-conf"]);
-        complete(rewind.arg("--no-sync"));
-        // It has copied the configuration too.
-        self.configure(&format!("port = {}", self.port));
-        self.start_server();
     }
 
     /// Gives a stopped cluster another system identifier, as pg_createsubscriber does.

@@ -15,7 +15,7 @@ pub fn there_and_back(stage: &mut Stage) {
     wait_for_commits(&mut scene);
     under_load(&mut scene);
     let mut lost = take_over(&mut scene, standby);
-    lost.rewind_to(&scene.cluster);
+    lost.rejoin(&scene.cluster);
     wait_for_commits(&mut scene);
     under_load(&mut scene);
     let in_recovery: bool = (lost.connect("postgres"))
