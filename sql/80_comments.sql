@@ -74,6 +74,7 @@ COMMENT ON ROUTINE webhook.finish_queued IS
     'Moves deliveries from the queue to the history or the dead letters.';
 COMMENT ON ROUTINE webhook.first_id IS 'The least id of an event of this time.';
 COMMENT ON ROUTINE webhook.first_secret IS 'Makes a secret for an endpoint that has none that is valid.';
+COMMENT ON ROUTINE webhook.follow_clock IS 'Makes due again what waits because the clock was set back.';
 COMMENT ON ROUTINE webhook.follow IS 'Aggregate: the course of a breaker over outcomes in order.';
 COMMENT ON ROUTINE webhook.foreign_endpoints IS
     'The number of endpoints that belong to another installation.';
