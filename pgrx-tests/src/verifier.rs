@@ -1,4 +1,4 @@
-//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm, `cloudevents` of PyPI. Signatures by keys, which those know nothing of, as docs/security.md tells receivers to, with the ed25519 of OpenSSL in Node.
+//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm, `cloudevents` of PyPI. Signatures by keys, which those know nothing of, as docs/receiving.md tells receivers to, with the ed25519 of OpenSSL in Node.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::receiver::Request;
 const PYTHON: &str = include_str!("../verifiers/verify.py");
 const JAVASCRIPT: &str = include_str!("../verifiers/verify.js");
 const KEY: &str = include_str!("../verifiers/verify_key.js");
-const SECURITY: &str = include_str!("../../docs/security.md");
+const RECEIVING: &str = include_str!("../../docs/receiving.md");
 const CLOUDEVENT: &str = include_str!("../verifiers/parse_cloudevent.py");
 
 /// `Err` says why the libraries refused the request. It is an error of the test if they do not agree.
@@ -36,7 +36,10 @@ pub fn verify_signature(secret: &str, request: &Request) -> Result<(), String> {
 /// By a public key, `whpk_` and base64.
 #[track_caller]
 pub fn verify_by_key(public_key: &str, request: &Request) -> Result<(), String> {
-    let (_, example) = SECURITY.split_once("```js\n").expect("an example");
+    let (_, section) = RECEIVING
+        .split_once("### By a public key\n")
+        .expect("the section");
+    let (_, example) = section.split_once("```js\n").expect("an example");
     let (example, _) = example.split_once("```").expect("its end");
     let mut node = Command::new(virtual_environment().join("bin/node"));
     let program = format!("{example}\n{KEY}");

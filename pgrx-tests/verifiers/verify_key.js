@@ -1,4 +1,4 @@
-// Reads a line of JSON (secret, headers) and a raw body; says whether isSigned() of docs/security.md takes them.
+// Reads a line of JSON (secret, headers) and a raw body; says whether isSigned() of docs/receiving.md takes them.
 
 const { readFileSync } = require("node:fs");
 

@@ -73,6 +73,7 @@ mod probe;
 mod prometheus;
 mod prometheus_files;
 mod reasons;
+mod receiving;
 mod recipes;
 mod recipients;
 mod recovery;
