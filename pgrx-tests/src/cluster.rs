@@ -370,6 +370,11 @@ impl Cluster {
         )
     }
 
+    /// The same as a URL, for drivers.
+    pub fn url(&self, port: u16, database: &str) -> String {
+        format!("postgresql://{}@{HOST}:{port}/{database}", self.superuser)
+    }
+
     #[track_caller]
     pub fn connect(&self, database: &str) -> Client {
         let client = self.config(database).connect(NoTls);

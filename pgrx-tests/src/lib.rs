@@ -18,6 +18,7 @@ pub mod own_scripts;
 pub mod pgbouncer;
 pub mod port;
 pub mod process;
+pub mod programs;
 pub mod random;
 pub mod raw_receiver;
 pub mod receiver;

@@ -28,6 +28,7 @@ mod dead_letter;
 mod delivery;
 mod documents;
 mod draining;
+mod drivers;
 mod durability;
 mod egress;
 mod emitting;

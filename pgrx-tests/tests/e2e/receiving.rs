@@ -7,18 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
-use webhook_e2e::process::{Process, complete};
-use webhook_e2e::verifier::virtual_environment;
+use webhook_e2e::process::Process;
+use webhook_e2e::programs::{node, python};
 use webhook_e2e::{Cluster, Database, port, wait};
 
-const PAGE: &str = include_str!("../../../docs/receiving.md");
+use super::recipes::blocks;
 
-/// The first block of code in this language.
-fn block(language: &str) -> &'static str {
-    let begin = format!("```{language}\n");
-    let (_, rest) = PAGE.split_once(&begin).expect("the block is there");
-    rest.split_once("```").expect("it has an end").0
-}
+const PAGE: &str = include_str!("../../../docs/receiving.md");
 
 struct Receiving {
     _process: Process,
@@ -31,14 +26,14 @@ impl Receiving {
     fn start(mut program: Command) -> Receiving {
         let cluster = Cluster::shared();
         let database = cluster.database("receiving");
-        database.execute(block("sql"));
+        database.execute(blocks(PAGE, "\n## Take it once\n", "sql")[0]);
         database.execute("TRUNCATE inbox");
         let port = port::free();
         let url = format!("http://127.0.0.1:{port}/hooks");
         let secret = database.add_endpoint_with("shop", &url, "policy => 'fast'");
         program.env("PORT", port.to_string());
         program.env("WEBHOOK_SECRET", &secret);
-        program.env("DATABASE_URL", url_of(cluster, &database));
+        program.env("DATABASE_URL", cluster.url(cluster.port(), database.name()));
         program.stderr(Stdio::null());
         let process = Process::spawn(program, libc::SIGKILL);
         wait::until("the receiver to listen", || {
@@ -74,26 +69,12 @@ impl Receiving {
     }
 }
 
-fn url_of(cluster: &Cluster, database: &Database) -> String {
-    let user: String = database.query_one_value("SELECT current_user::text");
-    let (port, name) = (cluster.port(), database.name());
-    format!("postgresql://{user}@127.0.0.1:{port}/{name}")
+fn in_python() -> Command {
+    python(blocks(PAGE, "\n### Python\n", "python")[0])
 }
 
-fn python() -> Command {
-    let mut python = Command::new(virtual_environment().join("bin/python3"));
-    python.args(["-c", block("python")]);
-    python
-}
-
-fn node() -> Command {
-    let venv = virtual_environment();
-    // bin/node only starts it, and a signal would end that alone.
-    let started = complete(Command::new(venv.join("bin/node")).args(["-p", "process.execPath"]));
-    let mut node = Command::new(started.trim());
-    node.env("NODE_PATH", venv.join("node_modules"));
-    node.args(["-e", block("js")]);
-    node
+fn in_javascript() -> Command {
+    node(blocks(PAGE, "\n### Node.js\n", "js")[0])
 }
 
 fn takes_each_event_once_and_the_old_secret_until_it_ends(program: Command) {
@@ -150,20 +131,20 @@ fn refuses_whatever_does_not_verify(program: Command) {
 
 #[test]
 fn the_receiver_in_python_takes_each_event_once_and_the_old_secret_until_it_ends() {
-    takes_each_event_once_and_the_old_secret_until_it_ends(python());
+    takes_each_event_once_and_the_old_secret_until_it_ends(in_python());
 }
 
 #[test]
 fn the_receiver_in_javascript_takes_each_event_once_and_the_old_secret_until_it_ends() {
-    takes_each_event_once_and_the_old_secret_until_it_ends(node());
+    takes_each_event_once_and_the_old_secret_until_it_ends(in_javascript());
 }
 
 #[test]
 fn the_receiver_in_python_refuses_whatever_does_not_verify() {
-    refuses_whatever_does_not_verify(python());
+    refuses_whatever_does_not_verify(in_python());
 }
 
 #[test]
 fn the_receiver_in_javascript_refuses_whatever_does_not_verify() {
-    refuses_whatever_does_not_verify(node());
+    refuses_whatever_does_not_verify(in_javascript());
 }

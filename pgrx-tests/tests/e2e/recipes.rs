@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use webhook_e2e::{Answer, Cluster, Receiver, wait};
 
 /// The blocks of code in a section, those of the language alone.
-fn blocks<'a>(page: &'a str, heading: &str, language: &str) -> Vec<&'a str> {
+pub fn blocks<'a>(page: &'a str, heading: &str, language: &str) -> Vec<&'a str> {
     let (_, section) = page.split_once(heading).expect("the section is there");
     let section = section.split("\n## ").next().unwrap();
     let section = section.split("\n### ").next().unwrap();
