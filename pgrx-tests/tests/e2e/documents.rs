@@ -44,10 +44,11 @@ fn sql_blocks(text: &str) -> Vec<(usize, String)> {
     let mut blocks = Vec::new();
     let mut block: Option<(usize, String)> = None;
     for (number, line) in text.lines().enumerate() {
+        // In a list it is indented.
         match &mut block {
-            None if line == "```sql" => block = Some((number + 1, String::new())),
+            None if line.trim_start() == "```sql" => block = Some((number + 1, String::new())),
             None => {}
-            Some(_) if line == "```" => blocks.extend(block.take()),
+            Some(_) if line.trim_start() == "```" => blocks.extend(block.take()),
             Some((_, sql)) => {
                 sql.push_str(line);
                 sql.push('\n');

@@ -54,6 +54,7 @@ mod locked_tables;
 mod manual_updates;
 mod memory;
 mod metrics;
+mod migrating;
 mod open_breaker;
 mod operating;
 mod ordering;
