@@ -22,7 +22,7 @@ fn root() -> PathBuf {
 
 /// By their paths from the root.
 fn pages() -> BTreeMap<String, String> {
-    let mut paths = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+    let mut paths = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
         .map(str::to_owned)
         .to_vec();
     for entry in fs::read_dir(root().join("docs")).expect("there is docs/") {
