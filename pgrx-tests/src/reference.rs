@@ -15,16 +15,36 @@ extension: `\\df+ webhook*`, `\\d+ webhook.delivery` and `SELECT * FROM webhook.
 A role needs a level, from `webhook_grant(role, level)`: `emit`; `read`; `operate`, which reads too; `admin`, which does
 all of it. A superuser needs none.
 
+## Glossary
+
 | word | meaning |
 |---|---|
-| event | what the application emitted: a type and a payload |
+| event | what the application emitted: a type and a payload, once, with an id that receivers see as `webhook-id` |
 | endpoint | a URL that events are sent to, with patterns of the types that it gets |
-| delivery | one event for one endpoint |
-| attempt | one request of a delivery |
+| address | the text that names an endpoint: `name`, `tenant/name`, or `tenant/*` for many |
+| tenant | the customer that an event or an endpoint belongs to, if any |
+| delivery | one event for one endpoint: a row of `webhook.delivery` |
+| attempt | one request of a delivery, or what stood in its place; failed ones are rows of `webhook.attempt` |
 | policy | when a delivery is tried again, and when the circuit breaker of an endpoint opens |
+| preset | a policy that the extension brings and that only an upgrade changes |
+| verdict, reason | what the outcome of an attempt means, and the code of what happened; see [Codes](#codes) |
+| due | said of a delivery: its time has come, and the next claim takes it |
+| parked | said of a delivery: a person took its time away (`next_attempt_at = 'infinity'`), and it waits for a person |
+| kept back | said of a delivery: due, but its endpoint is paused, disabled, held or behind an open breaker. The metric `webhook_parked` counts these |
+| held | said of an endpoint: it belongs to another installation, and waits for `webhook_adopt()`. Said of a sender: it delivers nothing, and `webhook_status()` says why |
 | breaker | the circuit breaker of an endpoint: while it is open, nothing is sent but a probe |
+| probe | the one request that goes out after the cooldown of an open breaker; its outcome closes the breaker or opens it again |
 | dead letter | a delivery that failed for good, kept until somebody sends it again or retention deletes it |
-| worker | the background process that delivers the events of one database |
+| replay, backfill | to send again what an endpoint had; to send what it never had |
+| sender | a process that claims, sends and settles deliveries: the worker or a relay |
+| worker | the sender inside the server: a background process for each database |
+| relay | the sender outside of the server: the program `webhook-relay` |
+| share | a part of the endpoints of a database; each share has one sender at a time |
+| claim | to take a delivery for one attempt (SENDING); it is given back, or settled |
+| settle | to record the outcome of an attempt: SENT, FAILED, or PENDING until the next one |
+| window | how many requests an endpoint may have in flight, by what it has shown to bear |
+| origin | the installation that an endpoint belongs to |
+| level | what a role may do: `emit`, `read`, `operate`, `admin`, `relay` |
 ";
 
 /// The whole page.
@@ -65,11 +85,25 @@ fn routines(client: &mut Client, page: &mut String) {
         let arguments = text(&routine, 4);
         let mut signature = format!("{call}{name}({arguments}){result}");
         if signature.len() > 100 {
-            let arguments = separate(&arguments).join(",\n    ");
-            signature = format!("{call}{name}(\n    {arguments}\n){result}");
+            let columns = result
+                .strip_prefix(" -> TABLE(")
+                .and_then(|rest| rest.strip_suffix(')'));
+            let result = match columns {
+                Some(columns) if result.len() > 100 => format!(" -> TABLE({})", in_lines(columns)),
+                _ => result,
+            };
+            signature = format!("{call}{name}({}){result}", in_lines(&arguments));
         }
         write!(page, "\n```sql\n{signature}\n```\n").unwrap();
         documented = name;
+    }
+}
+
+/// A line for each of them.
+fn in_lines(arguments: &str) -> String {
+    match arguments {
+        "" => String::new(),
+        some => format!("\n    {}\n", separate(some).join(",\n    ")),
     }
 }
 
