@@ -22,9 +22,14 @@ fn root() -> PathBuf {
 
 /// By their paths from the root.
 fn pages() -> BTreeMap<String, String> {
-    let mut paths = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut paths = [
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     for entry in fs::read_dir(root().join("docs")).expect("there is docs/") {
         let name = entry.expect("it can be read").file_name();
         let name = name.into_string().expect("its names are UTF-8");
