@@ -35,7 +35,7 @@ impl KnownRoutes {
         Some(Arc::clone(&known.route))
     }
 
-    /// What was not used since the last call: there may be many endpoints, and secrets are among it.
+    /// Routes that were not used since the last call go: there may be many, and secrets are in them.
     pub fn forget_unused(&mut self) {
         self.0.retain(|_, known| std::mem::take(&mut known.is_used));
     }

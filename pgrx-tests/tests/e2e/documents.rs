@@ -149,7 +149,7 @@ fn the_sql_of_every_page_runs_from_its_first_line_to_its_last() {
     assert!(ran > 50, "only {ran} blocks were found");
 }
 
-/// What is between fences with this name.
+/// Blocks between fences with this name.
 fn code<'a>(section: &'a str, name: &str) -> Vec<&'a str> {
     let fence = format!("```{name}\n");
     let blocks = section.split(&*fence).skip(1);

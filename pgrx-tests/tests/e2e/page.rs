@@ -56,6 +56,16 @@ fn fail_everywhere(database: &Database) {
     );
 }
 
+/// Faults that the browser counts on a page.
+const FAULTS: [&str; 6] = [
+    "scripts",
+    "handlers",
+    "images",
+    "tables_without_caption",
+    "headers_without_scope",
+    "pictures_without_name",
+];
+
 /// What a browser says of a page that is as it should be.
 #[track_caller]
 fn require_sound(report: &Value, url: &str, width: u32) {
@@ -63,14 +73,7 @@ fn require_sound(report: &Value, url: &str, width: u32) {
     assert_eq!(report["requests"], json!([url]), "{report}");
     assert_eq!(report["beyond"], json!([]), "{report}");
     assert_eq!(report["scroll_width"], json!(width), "{report}");
-    for nothing in [
-        "scripts",
-        "handlers",
-        "images",
-        "tables_without_caption",
-        "headers_without_scope",
-        "pictures_without_name",
-    ] {
+    for nothing in FAULTS {
         assert_eq!(report[nothing], json!(0), "{nothing}: {report}");
     }
     assert_eq!(report["landmarks"], json!(["header", "main", "footer"]));
@@ -153,14 +156,7 @@ fn the_browser_notices_a_page_that_is_not_sound() {
     assert!(complaints.contains("inline script"), "{report}");
     assert!(complaints.contains("http://127.0.0.1:9/"), "{report}");
     assert_ne!(report["beyond"], json!([]), "{report}");
-    for something in [
-        "scripts",
-        "handlers",
-        "images",
-        "tables_without_caption",
-        "headers_without_scope",
-        "pictures_without_name",
-    ] {
+    for something in FAULTS {
         assert_eq!(report[something], json!(1), "{something}: {report}");
     }
     assert_eq!(report["landmarks"], json!([]));

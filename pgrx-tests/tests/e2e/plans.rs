@@ -82,7 +82,7 @@ fn upkeep_planned_for_an_empty_queue_serves_a_backlog_beside_removed_and_paused_
         let before = index_reads(&mut client);
         client.batch_execute(call).unwrap();
         let reads = index_reads(&mut client) - before;
-        // What is queued is counted, up to a limit; nothing is read for each endpoint.
+        // Deliveries are counted up to a limit; nothing is read for each endpoint.
         assert!(reads < QUEUED, "{call} has read {reads} index entries");
     }
 }
