@@ -43,6 +43,13 @@ pub struct Attempt {
     pub route: Arc<Route>,
 }
 
+impl Attempt {
+    /// `webhook_test()` has asked for it: it waits for no other.
+    pub fn is_test(&self) -> bool {
+        self.event_type == "webhook.test"
+    }
+}
+
 #[derive(Debug)]
 pub struct Outcome {
     pub key: Key,

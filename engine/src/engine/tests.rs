@@ -195,7 +195,7 @@ impl Held {
 }
 
 impl Wire for Held {
-    fn submit(&self, attempts: Vec<Attempt>) {
+    fn submit(&self, _: &[(i32, usize)], attempts: Vec<Attempt>) {
         let keys = attempts.iter().map(|attempt| attempt.key);
         self.submitted.borrow_mut().extend(keys);
     }
