@@ -2,6 +2,7 @@
 //! whose public key is all that the receiver needs.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use hmac::digest::Output;
 use hmac::{Hmac, Mac};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
@@ -37,11 +38,18 @@ pub(crate) fn sign(
     Ok(signatures?.join(" "))
 }
 
-fn sign_with_secret(secret: &str, content: &[&[u8]]) -> Result<String, Failure> {
-    let mut mac = keyed(secret)
-        .ok_or_else(|| Failure::invalid_request("a secret is not whsec_ and base64"))?;
+/// HMAC-SHA256 of what the parts are together, by a key of any length.
+pub(crate) fn hmac(key: &[u8], content: &[&[u8]]) -> Result<Output<Sha256>, Failure> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key)
+        .map_err(|_| Failure::invalid_request("the HMAC secret cannot be used"))?;
     content.iter().for_each(|part| mac.update(part));
-    let signature = BASE64_STANDARD.encode(mac.finalize().into_bytes());
+    Ok(mac.finalize().into_bytes())
+}
+
+fn sign_with_secret(secret: &str, content: &[&[u8]]) -> Result<String, Failure> {
+    let key = key_of(secret)
+        .ok_or_else(|| Failure::invalid_request("a secret is not whsec_ and base64"))?;
+    let signature = BASE64_STANDARD.encode(hmac(&key, content)?);
     Ok(format!("v1,{signature}"))
 }
 
@@ -84,14 +92,11 @@ fn random() -> Result<[u8; HALF], rand::rand_core::OsError> {
     Ok(bytes)
 }
 
-fn keyed(secret: &str) -> Option<Hmac<Sha256>> {
+fn key_of(secret: &str) -> Option<Vec<u8>> {
     let key = BASE64_STANDARD
         .decode(secret.strip_prefix("whsec_")?)
         .ok()?;
-    if key.is_empty() {
-        return None;
-    }
-    Hmac::new_from_slice(&key).ok()
+    (!key.is_empty()).then_some(key)
 }
 
 fn key_pair(base64: &str) -> Option<Ed25519KeyPair> {
