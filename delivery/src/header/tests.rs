@@ -130,7 +130,7 @@ fn a_value_that_no_header_can_have_fails_the_attempt_and_is_not_shown() {
     ] {
         for value in ["{{data}}", "a {{data}} b"] {
             let failure = render_of(value, payload).unwrap_err();
-            assert_eq!(failure.kind, FailureKind::InvalidRequest);
+            assert_eq!(failure.kind, FailureKind::InvalidEvent);
             assert_eq!(failure.message, why);
         }
     }

@@ -159,7 +159,9 @@ fn last_error(database: &Database, event: Uuid) -> (String, String, i32) {
 #[test]
 fn a_value_that_no_header_can_have_fails_the_attempt_with_a_reason_that_does_not_show_it() {
     let (database, receiver) = (database(), Receiver::start());
-    database.execute("UPDATE webhook.policy SET failure_threshold = 0 WHERE name = 'fast'");
+    database.execute(
+        "UPDATE webhook.policy SET failure_threshold = 1, on_trip = 'disable' WHERE name = 'fast'",
+    );
     add(
         &database,
         &receiver,
@@ -181,7 +183,7 @@ fn a_value_that_no_header_can_have_fails_the_attempt_with_a_reason_that_does_not
         ),
     ] {
         let event = database.emit("order.created", json!({ "name": name }));
-        let failure = (error.to_owned(), "invalid_request".to_owned(), 1);
+        let failure = (error.to_owned(), "invalid_event".to_owned(), 1);
         assert_eq!(last_error(&database, event), failure);
         let refusal = database.refusal(&format!("SELECT webhook_preview('{event}', 'shop')"));
         assert_eq!(
@@ -191,6 +193,7 @@ fn a_value_that_no_header_can_have_fails_the_attempt_with_a_reason_that_does_not
         assert!(!format!("{refusal:?}").contains("hidden"), "{refusal:?}");
     }
     assert_eq!(receiver.request_count(), 0);
+    // Whoever emits such events does not stop those of others.
     let event = database.emit("order.created", json!({"name": "Zoe"}));
     let request = receiver.wait_for_event(event);
     assert_eq!(request.header("x-customer"), "customer Zoe");
