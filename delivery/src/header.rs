@@ -55,7 +55,7 @@ enum Placeholder<'a> {
 }
 
 impl Header {
-    /// What is wrong with it fails every attempt.
+    /// A header that is not valid fails every attempt.
     pub fn new(name: &str, value: &str) -> Header {
         let invalid = || Failure::invalid_request("a header of the endpoint is not valid HTTP");
         let read = || {
@@ -65,7 +65,7 @@ impl Header {
                     "an endpoint cannot set the header {name}"
                 )));
             }
-            // What is wrong with it might show what it contains, and is told at registration.
+            // The problem shows a part of the value, and is for the administrator who registers it.
             let template = Template::parse(value).map_err(|_| {
                 let what = format!("the template of header {name} is not valid");
                 Failure::invalid_request(what)
@@ -92,7 +92,7 @@ pub fn problem(value: &str) -> Option<Problem> {
 /// All of them, for this attempt at `attempt_time` with this body.
 pub(crate) fn render(
     attempt: &Attempt,
-    attempt_time: u64,
+    attempt_time: &str,
     body: &[u8],
 ) -> Result<HeaderMap, Failure> {
     let headers = &attempt.route.headers;
@@ -102,7 +102,7 @@ pub(crate) fn render(
     };
     let moment = Moment {
         event: event.as_deref().map(body::read).transpose()?,
-        attempt_time: &attempt_time.to_string(),
+        attempt_time,
         body,
         hmac_secrets: &attempt.route.hmac_secrets,
     };
@@ -161,7 +161,7 @@ impl Template {
         literals.collect()
     }
 
-    /// Nothing where the value is one placeholder and what it names is null or missing: no header is HTTP's null.
+    /// A header that is one placeholder is left out where its value is null or missing: HTTP has no other null.
     fn render(
         &self,
         name: &HeaderName,

@@ -45,12 +45,13 @@ pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u
     };
     let id = attempt.key.event_id.to_string();
     let timestamp = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let signature = signing::sign(&attempt.route.secrets, &id, timestamp, request.body())?;
+    let timestamp = timestamp.to_string();
+    let signature = signing::sign(&attempt.route.secrets, &id, &timestamp, request.body())?;
     let signature = text(&signature)?;
     let host = text(&host_and_port(request.uri()))?;
     let length = request.body().len();
 
-    *request.headers_mut() = header::render(attempt, timestamp, request.body())?;
+    *request.headers_mut() = header::render(attempt, &timestamp, request.body())?;
     let headers = request.headers_mut();
     headers
         .entry(ACCEPT)
@@ -61,7 +62,7 @@ pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(USER_AGENT, HeaderValue::from_static(OUR_USER_AGENT));
     headers.insert("webhook-id", text(&id)?);
-    headers.insert("webhook-timestamp", timestamp.into());
+    headers.insert("webhook-timestamp", text(&timestamp)?);
     headers.insert("webhook-signature", signature.clone());
     headers.insert("x-webhook-signature", signature);
     headers.insert("x-webhook-retry", attempt.earlier_attempts.into());

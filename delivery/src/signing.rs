@@ -20,13 +20,12 @@ const HALF: usize = 32;
 pub(crate) fn sign(
     secrets: &[String],
     id: &str,
-    timestamp: u64,
+    timestamp: &str,
     body: &[u8],
 ) -> Result<String, Failure> {
     if secrets.is_empty() {
         return Err(Failure::invalid_request("the endpoint has no secret"));
     }
-    let timestamp = timestamp.to_string();
     let content = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
     let signatures: Result<Vec<_>, Failure> = secrets
         .iter()
@@ -113,7 +112,7 @@ mod tests {
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const KEY: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
     const ID: &str = "msg_p5jXN8AQM9LWM0D4loKWxJek";
-    const TIMESTAMP: u64 = 1614265330;
+    const TIMESTAMP: &str = "1614265330";
     const BODY: &[u8] = br#"{"test": 2432232314}"#;
 
     #[test]

@@ -8,8 +8,8 @@ use crate::signing;
 use crate::template::Problem;
 
 const A_SIGNATURE: &str = "Write {{hmac_hex(body)}} or {{hmac_base64(\"v0:\", attempt_time, \":\", body)}}: body, attempt_time and texts in \
-                           quotes, separated by commas. Where the receiver takes several signatures, join \",v1=\" after it puts this \
-                           text between them.";
+                           quotes, separated by commas. Where the receiver takes several signatures, join \",v1=\" behind the \
+                           parenthesis gives one by each valid secret.";
 
 /// HMAC-SHA256 of the parts, one after the other.
 pub(super) struct Signature {

@@ -6,7 +6,7 @@ use crate::failure::FailureKind;
 use crate::loopback::{attempt_on, route_to};
 
 const BODY: &[u8] = br#"{"test": 2432232314}"#;
-const TIME: u64 = 1614265330;
+const TIME: &str = "1614265330";
 const SECRET: &str = "It's a Secret to Everybody";
 const OLDER: &str = "whsec_older";
 
