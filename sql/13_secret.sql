@@ -42,13 +42,14 @@ BEGIN
     END IF;
 END $$;
 
--- The key of a secret's HMAC, in hex; null of a private key.
+-- The key of a secret's HMAC, in base64; null of a private key. Nothing is decoded: a secret that got past the checks must not
+-- be an error here, since the sender asks for those of many endpoints at once.
 CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
-    RETURN CASE left(secret, 5) WHEN 'whsec' THEN encode(decode(substr(secret, 7), 'base64'), 'hex')
-                                WHEN 'hmac_' THEN encode(convert_to(substr(secret, 6), 'UTF8'), 'hex') END;
+    RETURN CASE left(secret, 5) WHEN 'whsec' THEN substr(secret, 7)
+                                WHEN 'hmac_' THEN translate(encode(convert_to(substr(secret, 6), 'UTF8'), 'base64'), E'\n', '') END;
 
--- Whatever the table would refuse is refused here first: its messages show the secret. A request carries a signature by each
+-- Whatever the table would refuse is refused here first: its messages show the secret. A header carries a signature by each
 -- secret, and there are receivers that take only so much of a header.
 CREATE OR REPLACE FUNCTION webhook.check_secret() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -71,7 +72,8 @@ BEGIN
             DETAIL = 'A signature of the body alone must not pass for one of Standard Webhooks, so both have secrets of their own.',
             HINT = 'Leave it out, and one is made for you.';
     ELSIF (SELECT count(*) >= most_secrets FROM webhook.secret s
-           WHERE s.endpoint_id = NEW.endpoint_id AND (s.expires_at IS NULL OR s.expires_at > clock_timestamp())) THEN
+           WHERE s.endpoint_id = NEW.endpoint_id AND (s.expires_at IS NULL OR s.expires_at > clock_timestamp())
+             AND starts_with(s.secret, 'hmac_') = starts_with(NEW.secret, 'hmac_')) THEN
         RAISE EXCEPTION 'the endpoint has % secrets already', most_secrets USING ERRCODE = 'program_limit_exceeded',
             DETAIL = 'Requests are signed with each of them until it expires.',
             HINT = 'Wait until one expires, or end them all: webhook_rotate_secret(.., overlap => ''0 s'').';

@@ -52,7 +52,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('function', 'webhook_remove_endpoint', 'admin',
              'Removes an endpoint; its queued deliveries are cancelled or failed.'),
             ('function', 'webhook_rotate_hmac_secret', 'admin',
-             'Gives an endpoint a new secret for signatures in headers, and returns it; joined signatures are made with both during the overlap.'),
+             'Gives an endpoint a new secret for signatures in headers, and returns it.'),
             ('function', 'webhook_rotate_key', 'admin',
              'Gives an endpoint a new private key, and returns its public key; both keys sign during the overlap.'),
             ('function', 'webhook_rotate_secret', 'admin',

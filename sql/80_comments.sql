@@ -97,7 +97,7 @@ COMMENT ON ROUTINE webhook.header_template_problem IS
 COMMENT ON ROUTINE webhook.header_value_problem IS
     'What is wrong with the template of one header, and the remedy; no row where nothing is.';
 COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
-COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in hex; null of a private key.';
+COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in base64; null of a private key.';
 COMMENT ON ROUTINE webhook.hmac_secrets IS
     'The valid secrets of signatures in headers, newest first; makes one where there is none.';
 COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';

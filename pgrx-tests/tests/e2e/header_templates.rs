@@ -352,6 +352,31 @@ fn a_secret_is_made_where_headers_need_one() {
     assert_eq!(verify_signature(&standard, &request), Ok(()));
 }
 
+/// The sender asks for the routes of many endpoints at once, and one of them must not keep the others back.
+#[test]
+fn a_secret_is_made_whatever_secrets_the_endpoint_has() {
+    let (database, receiver) = (database(), Receiver::start());
+    database.add_endpoint("shop", &receiver.url("/shop"));
+    database.add_endpoint("other", &receiver.url("/other"));
+    for _ in 1..10 {
+        database.execute("SELECT webhook_rotate_secret('shop')");
+    }
+    database.execute(&format!(
+        "SET session_replication_role = replica;
+         UPDATE webhook.secret SET secret = 'whsec_not base64' WHERE expires_at IS NULL AND endpoint_id = 1;
+         UPDATE webhook.endpoint SET headers = '{GITHUB}' WHERE name = 'shop'"
+    ));
+    let event = database.emit("order.created", json!({}));
+    database.wait_until(&format!(
+        "SELECT count(*) = 1 FROM webhook.delivery WHERE event_id = '{event}' AND status = 'SENT'"
+    ));
+    database.wait_until(&format!(
+        "SELECT count(*) = 1 FROM webhook.dead_letter WHERE event_id = '{event}'
+         AND last_error = 'a secret is not whsec_ and base64'"
+    ));
+    assert!(shown(&database).is_some());
+}
+
 #[test]
 fn bad_secrets_are_refused_and_not_shown() {
     let database = database();
