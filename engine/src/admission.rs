@@ -53,7 +53,7 @@ pub enum Quality {
 }
 
 impl Quality {
-    /// Nothing where the trouble is our own.
+    /// Nothing where the trouble is our own, or the event's.
     pub fn of(outcome: &Outcome) -> Option<Self> {
         Some(match &outcome.result {
             Ok(response) => match response.status {
@@ -62,7 +62,7 @@ impl Quality {
                 _ => Quality::Bad,
             },
             Err(failure) => match failure.kind {
-                FailureKind::Local => return None,
+                FailureKind::Local | FailureKind::InvalidEvent => return None,
                 FailureKind::Timeout => Quality::Overloaded,
                 _ => Quality::Bad,
             },

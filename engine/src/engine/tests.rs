@@ -239,6 +239,7 @@ fn attempt(n: u128) -> Attempt {
             headers: Vec::new(),
             format: Format::Standard,
             secrets: Vec::new(),
+            hmac_secrets: Vec::new(),
             connect_timeout: Duration::from_secs(1),
             timeout: Duration::from_secs(1),
         }),
