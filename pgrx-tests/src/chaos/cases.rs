@@ -115,7 +115,7 @@ pub const CASES: &[Case] = &[
         locked::each_table,
     ),
     case(
-        "history, attempts, dead letters or alerts locked",
+        "history, attempts, dead letters, alerts or breakers locked",
         "requests go out while the lock is held",
         locked::outcomes,
     ),

@@ -50,7 +50,7 @@ cases! {
     crash_by_a_backend: "crash by another backend under load",
     postmaster_killed: "postmaster killed under load",
     tables_locked: "each table locked in turn",
-    outcomes_locked: "history, attempts, dead letters or alerts locked",
+    outcomes_locked: "history, attempts, dead letters, alerts or breakers locked",
     rewritten: "VACUUM FULL, REINDEX and CLUSTER under load",
     ddl: "DDL under load",
     snapshot_held: "a snapshot held under load",
