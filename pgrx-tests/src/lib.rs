@@ -31,6 +31,7 @@ pub mod scripted;
 pub mod small_disk;
 pub mod soak;
 pub mod story;
+pub mod svg;
 pub mod tcp_proxy;
 pub mod template;
 pub mod verifier;

@@ -1,5 +1,7 @@
 //! A long run under a mix of loads: memory, files, threads, tables and transaction ids of a worker stay flat.
 
+pub mod chart;
+
 use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
