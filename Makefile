@@ -140,10 +140,11 @@ hosts: e2e ## the tests of delivery on the other two hosts
 # What the server itself may do otherwise in another version.
 VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies::
 
-versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18
+versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18; pg_upgrade
 	@for version in 16 17 18; do \
 		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" || exit 1; \
 	done
+	@env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=15 TESTS=chaos::upgrade_to
 
 upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)

@@ -252,7 +252,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if cautious && settles {
             self.settle_one_by_one()?;
         }
-        let mut pause = match self.settling.hides_breakers(now) {
+        let is_blind = self.hold.is_none() && self.settling.hides_breakers(now);
+        let mut pause = match is_blind {
             true => self.claim_blindly(cautious, now)?,
             false => match self.settle_and_claim(settles, cautious, now) {
                 Err(trouble) if self.is_blinded_by(&trouble) => {

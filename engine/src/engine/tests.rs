@@ -590,6 +590,14 @@ fn claims_of_endpoints_that_are_well_go_on_while_breakers_are_locked() {
     assert_eq!(asked.about, [(1, BEGINNING)]);
     assert_eq!((engine.in_flight(), engine.trouble()), (2, None));
 
+    // Whoever holds the engine holds it now too.
+    engine.hold(Some(Hold::Claiming));
+    let asked = engine.store.asked.len();
+    engine.tell_of_commit(Wake::Anything);
+    engine.turn().unwrap();
+    assert_eq!(engine.store.asked.len(), asked);
+    engine.hold(None);
+
     // Outcomes wait, and after a while breakers are read again.
     engine.wire.answer(200);
     engine.store.answers.push_back(Err(locked()));
