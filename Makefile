@@ -170,7 +170,7 @@ chaos: install ## what survives whatever breaks: SEEDS=3 runs of each case, and 
 SECONDS := 600
 FUZZED := request response
 FUZZ := $(TARGET)/fuzz
-FUZZ_TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
+FUZZ_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
 INSTRUMENTED := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares
