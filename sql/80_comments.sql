@@ -1,13 +1,15 @@
 -- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has those of
--- the API.
+-- the API, 67_parameters.sql those of its parameters.
 
 DO $$
 DECLARE
     entry record;
 BEGIN
     FOR entry IN
-        SELECT 'ROUTINE' AS kind, p.oid::regprocedure::text AS name, a.comment
+        SELECT 'ROUTINE' AS kind, p.oid::regprocedure::text AS name, concat_ws(E'\n', a.comment, described.parameters) AS comment
         FROM webhook.api() a JOIN webhook.members() m USING (name) JOIN pg_proc p ON p.oid = m.routine
+        CROSS JOIN LATERAL (SELECT string_agg(d.parameter || ': ' || d.meaning, E'\n') FROM webhook.parameters_of(p.oid) d
+                            WHERE a.kind <> 'part') AS described (parameters)
         WHERE a.kind IN ('function', 'procedure', 'part')
         UNION ALL
         SELECT upper(a.kind), format('webhook.%I', a.name), a.comment FROM webhook.api() a
@@ -144,6 +146,8 @@ COMMENT ON ROUTINE webhook.opened IS 'A breaker as it is when it has just opened
 COMMENT ON ROUTINE webhook.origin IS 'The origin that endpoints of this installation carry.';
 COMMENT ON ROUTINE webhook.own_delay IS 'The delay of a policy after so many attempts, without Retry-After.';
 COMMENT ON ROUTINE webhook.page_of_events IS 'The next events in the order of their emission.';
+COMMENT ON ROUTINE webhook.parameters IS 'What each parameter of the API means.';
+COMMENT ON ROUTINE webhook.parameters_of IS 'The parameters of a function of the API, and what each means.';
 COMMENT ON ROUTINE webhook.pass_turn(of_endpoint integer, of_key text, from_event uuid) IS
     'Passes the turn of an ordering key on to the next delivery.';
 COMMENT ON ROUTINE webhook.pass_turn() IS 'Passes the turn of an ordering key on to the next delivery.';
