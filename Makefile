@@ -115,14 +115,14 @@ WITHOUT_SEARCH_PATH := \
 
 # CREATE OR REPLACE (PS002) cannot take what somebody has put there: the server refuses to replace what is no member
 # of the extension, and a test holds it to that.
-lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the install script
+lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the scripts
 	cargo fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
-	@echo "pgspot on the install script"
-	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
-		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
-	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(PORTABLE) >$(TARGET)/pgspot.txt 2>&1 || \
-		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
+	@echo "pgspot on the scripts that install, with the library and without, and on the beginning of those that upgrade"
+	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/row_types.sql $(MIGRATIONS)"; do \
+		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $$script >$(TARGET)/pgspot.txt 2>&1 || \
+			{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }; \
+	done
 
 unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
 	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay

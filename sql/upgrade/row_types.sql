@@ -1,5 +1,9 @@
--- The beginning of an upgrade script, before tables change. The server refuses to add a column with a default to a table whose
--- row type a function with a body in SQL has. The rest of the script makes all functions anew: until then these have no body.
+-- The beginning of every upgrade script, before tables change. As in the install script, an operator or a function that somebody
+-- has made in the schema of the extension must not be found.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- The server refuses to add a column with a default to a table whose row type a function with a body in SQL has. The rest of the
+-- script makes all functions anew; until then these have no body.
 DO $$
 DECLARE
     ours record;

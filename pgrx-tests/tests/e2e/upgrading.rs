@@ -184,6 +184,22 @@ fn a_role_with_all_functions_of_a_schema_gets_nothing_by_an_upgrade() {
     );
 }
 
+/// Their types fit better than those of pg_catalog. Whoever owns the database owns schema public.
+#[test]
+fn an_upgrade_uses_no_operator_that_somebody_has_put_beside_the_functions() {
+    let cluster = server_with(&scripts::upgrade());
+    let database = cluster.database("lured");
+    database.execute(
+        "CREATE TABLE public.seen (who text);
+         CREATE FUNCTION public.spy(oid, regclass) RETURNS boolean LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO public.seen VALUES (current_user); RETURN $1 = $2::oid; END $$;
+         CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.spy)",
+    );
+    database.execute("ALTER EXTENSION webhook UPDATE TO 'next'");
+    let seen: i64 = database.query_one_value("SELECT count(*) FROM public.seen");
+    assert_eq!(seen, 0);
+}
+
 /// The install script says CREATE OR REPLACE.
 #[test]
 fn a_function_or_view_that_somebody_has_put_there_is_not_taken() {
