@@ -73,7 +73,7 @@ CREATE OR REPLACE FUNCTION webhook.require_lifetime(deliver_at timestamptz, expi
 BEGIN
     IF expires_at <= deliver_at THEN
         RAISE EXCEPTION 'expires_at must be after deliver_at' USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'What expires before it is due is never sent; give it more time, or leave one of the two null.';
+            HINT = 'A delivery that expires before it is due is never sent; give it more time, or leave one of the two null.';
     END IF;
 END $$;
 

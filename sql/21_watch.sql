@@ -242,7 +242,7 @@ BEGIN
     END IF;
     IF webhook.is_portable() THEN
         RAISE NOTICE 'roles that write "%" need the level emit', target
-            USING DETAIL = 'Without the library the events of a change are emitted with the rights of whoever makes it.',
+            USING DETAIL = 'Without the library the events of a change are emitted with the rights of the role that makes it.',
                   HINT = 'SELECT webhook_grant(.., ''emit'') gives it to each of them.';
     END IF;
 

@@ -108,8 +108,8 @@ BEGIN
             WHEN is_stopped OR p.when_open = 'hold' THEN
                 format('Meanwhile deliveries are kept back%s%s.', ', and fail as "expired" after ' || webhook.span_in_words(p.hold_for),
                        CASE WHEN NOT is_stopped THEN ' (when_open = hold)' WHEN p.hold_for IS NOT NULL THEN ' (hold_for)' END)
-            WHEN p.when_open = 'skip' THEN 'Meanwhile what is emitted is skipped (when_open = skip).'
-            WHEN p.when_open = 'fail' THEN 'Meanwhile what is due fails as "circuit open" (when_open = fail).'
+            WHEN p.when_open = 'skip' THEN 'Meanwhile new deliveries are skipped (when_open = skip).'
+            WHEN p.when_open = 'fail' THEN 'Meanwhile due deliveries fail as "circuit open" (when_open = fail).'
             ELSE 'Meanwhile an attempt that is due fails as "circuit open", and counts (when_open = attempt).'
         END;
     END IF;

@@ -144,7 +144,7 @@ BEGIN
             EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', api.schema, from_role);
         ELSE
             RAISE NOTICE 'role "%" keeps its rights to schema "%"', role, api.schema
-                USING DETAIL = 'There are other things than webhook''s in that schema.',
+                USING DETAIL = 'The schema has objects that are not webhook''s.',
                       HINT = format('REVOKE USAGE ON SCHEMA %s FROM %s takes it away.', api.schema, from_role);
         END IF;
     END IF;

@@ -162,7 +162,8 @@ impl Service {
     fn refuse<T>(&self, request: &Request<T>) -> Option<Response<Full<Bytes>>> {
         let Some(token) = &self.serving.token else {
             if !self.serving.is_local() {
-                let why = "figures are given beyond loopback only to those who have a token: give the relay --token-file FILE\n";
+                let why =
+                    "figures beyond loopback need a token: give the relay --token-file FILE\n";
                 return Some(plain(StatusCode::FORBIDDEN, why));
             }
             let authority = request

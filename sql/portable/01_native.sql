@@ -103,7 +103,7 @@ CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text) RETURNS SETOF record
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RAISE NOTICE 'the template is not checked: that takes the library'
+    RAISE NOTICE 'the template is not checked without the library'
         USING HINT = 'CALL webhook_test(..) has a relay send an event with it, and shows what is wrong.';
 END $$;
 

@@ -133,8 +133,7 @@ fn deliveries_of_removed_endpoints_are_passed_over_and_counted() {
     }
     let last = bury(&database, "a", "order.created", "now() - interval '1 day'");
     database.execute("SELECT webhook_remove_endpoint('b')");
-    let passed_over =
-        |n: u32| format!("passed over, because their endpoint was removed: {n} deliveries");
+    let passed_over = |n: u32| format!("skipped {n} deliveries whose endpoint was removed");
 
     let (mut session, notices) = listening_session(&database);
     assert_eq!(call(&mut session, &format!("webhook_replay('{event}')")), 1);
@@ -169,8 +168,7 @@ fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
          SELECT webhook_set_endpoint('b', 'http://127.0.0.1:1/'); SELECT webhook_pause('b')",
     );
     let new = bury(&database, "b", "order.created", "now()");
-    let passed_over =
-        |n: u32| format!("passed over, because their endpoint was removed: {n} deliveries");
+    let passed_over = |n: u32| format!("skipped {n} deliveries whose endpoint was removed");
 
     let (mut session, notices) = listening_session(&database);
     let replay = format!("webhook_replay('{old}', 'b')");
