@@ -80,7 +80,7 @@ fn replay_sends_again_whatever_has_ended_and_leaves_what_is_queued() {
     assert_eq!(call(&mut session, &replay("NULL")), 2);
     let queued = told(&notices);
     assert_eq!(queued.len(), 1, "{queued:?}");
-    assert!(queued[0].contains("queued already: 2 deliveries"));
+    assert!(queued[0].contains("2 deliveries that are queued already"));
     let all = "a PENDING, b PENDING, c PENDING, d PENDING";
     assert_eq!(statuses(&database, event), all);
 
@@ -111,7 +111,7 @@ fn nothing_to_do_is_no_error_and_says_so() {
     let unwanted = database.emit("order.created", json!({}));
     let (mut session, notices) = listening_session(&database);
     for (function, event, fact) in [
-        ("replay", queued, "queued already: 2 deliveries".to_owned()),
+        ("replay", queued, "2 deliveries that are queued already".to_owned()),
         ("replay", unwanted, unwanted.to_string()),
         ("discard", queued, queued.to_string()),
     ] {
