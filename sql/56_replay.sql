@@ -17,7 +17,6 @@ BEGIN
     END IF;
 END $$;
 
--- Sends an event again, to one endpoint or to all that have a delivery of it. Returns the number of deliveries.
 CREATE OR REPLACE FUNCTION webhook.replay_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -83,7 +82,7 @@ BEGIN
                  count(*) FILTER (WHERE c.payload_is_gone AND NOT c.endpoint_is_gone) AS payload_gone FROM chosen c) c;
 END $$;
 
--- What people select by; null stands for no condition. Without SET, so that the planner sees through it.
+-- Null stands for no condition. Without SET, so that the planner sees through it.
 CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_type text, ended_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN (run.of_endpoints IS NULL OR endpoint_id = ANY (run.of_endpoints))

@@ -44,7 +44,7 @@ BEGIN
         array_to_string(missed, ', '), missed[1]) END;
 END $$;
 
--- What may have become of an event that is not here. An id of ours tells when it was made.
+-- An id of ours tells when it was made.
 CREATE OR REPLACE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -184,7 +184,6 @@ BEGIN
     END IF;
 END $$;
 
--- Endpoints that have no delivery of an event, those that come nearest to it first.
 CREATE OR REPLACE FUNCTION webhook.why_no_delivery(v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- What each parameter of the API means. 80_comments.sql puts it into the comments of the functions, docs/reference.md shows it.
+-- The meaning of each parameter of the API. 80_comments.sql puts it into the comments of the functions, docs/reference.md shows it.
 -- A row without a function stands for every function with a parameter of that name.
 CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, parameter text, meaning text)
     LANGUAGE sql IMMUTABLE
@@ -83,7 +83,6 @@ CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, pa
             (NULL, 'level', 'emit, read, operate, admin or relay.');
     END;
 
--- The parameters of a function of the API, in their order.
 CREATE OR REPLACE FUNCTION webhook.parameters_of(routine regprocedure) RETURNS TABLE (parameter text, meaning text)
     LANGUAGE sql STABLE
     BEGIN ATOMIC

@@ -195,7 +195,7 @@ BEGIN
     RETURN (SELECT s.value FROM webhook.settings s WHERE s.name = configured.name);
 END $$;
 
--- What is wrong with the value of a setting; null where nothing is. The bounds are those of src/settings.rs.
+-- The problem of a value of a setting; null where it has none. The bounds are those of src/settings.rs.
 CREATE OR REPLACE FUNCTION webhook.setting_problem(name text, value text) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
