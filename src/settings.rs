@@ -293,7 +293,7 @@ pub fn reload_if_asked() -> bool {
     }
 }
 
-/// What the worker goes by, copied: settings may only be read on the main thread.
+/// A copy for the worker: settings may only be read on the main thread.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Settings {
     pub enabled: bool,

@@ -21,7 +21,7 @@ use crate::resolver::{self, Limits, Resolver};
 use crate::roots::Roots;
 use crate::threads;
 
-/// Whom to dial and whom to trust.
+/// Networks to dial and authorities to trust.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Setup {
     pub network: Network,

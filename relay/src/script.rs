@@ -20,13 +20,13 @@ pub const RELEASE: Release = Release {
 };
 
 impl Release {
-    /// What makes the schema, for a role of this name that owns it.
+    /// The script that makes the schema, for a role of this name that owns it.
     pub fn install(&self, owner: &str) -> String {
         let files = FILES.iter().map(|(name, text)| stand_in(name, text));
         self.adapt(files.collect(), owner)
     }
 
-    /// What makes it that of this version, from that of another: the changes of the tables since, and all that can be
+    /// The script that makes the schema of another version that of this one: the changes of the tables since, and all that can be
     /// run again. Nothing where that version is a later one.
     pub fn upgrade(&self, from: &str, owner: &str) -> Option<String> {
         if number(from)? > number(self.version)? {

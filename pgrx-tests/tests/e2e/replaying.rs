@@ -111,7 +111,11 @@ fn nothing_to_do_is_no_error_and_says_so() {
     let unwanted = database.emit("order.created", json!({}));
     let (mut session, notices) = listening_session(&database);
     for (function, event, fact) in [
-        ("replay", queued, "2 deliveries that are queued already".to_owned()),
+        (
+            "replay",
+            queued,
+            "2 deliveries that are queued already".to_owned(),
+        ),
         ("replay", unwanted, unwanted.to_string()),
         ("discard", queued, queued.to_string()),
     ] {
