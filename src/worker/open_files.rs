@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use webhook_engine::{TooFew, allow_open_files};
 
-/// The limit of the last warning, so that each is told once.
+/// The setting that the last warning was about, so that each is told once.
 static SAID: AtomicUsize = AtomicUsize::new(0);
 
 /// As many of these requests as may have a socket.
