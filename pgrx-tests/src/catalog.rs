@@ -91,7 +91,7 @@ impl Facts {
         Facts(facts)
     }
 
-    /// What only these have.
+    /// The facts that only these have.
     pub fn beyond<'a>(&'a self, others: &Facts) -> Vec<&'a str> {
         let missing = self.0.iter().filter(|fact| !others.0.contains(fact));
         missing.map(String::as_str).collect()

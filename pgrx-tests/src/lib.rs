@@ -1,4 +1,4 @@
-//! What the end-to-end tests stand on: a real cluster, a real HTTP receiver, and waiting without sleeping.
+//! The ground of the end-to-end tests: a real cluster, a real HTTP receiver, and waiting without sleeping.
 
 pub mod alerts;
 pub mod catalog;

@@ -17,12 +17,12 @@ pub const MIGRATION: &str = "
 const OWNER: &str = "webhook_owner";
 const TABLES: &str = "00_tables.sql";
 
-/// What CREATE EXTENSION executes.
+/// The script of CREATE EXTENSION.
 pub fn install() -> String {
     texts(files(&sql())).concat()
 }
 
-/// What an upgrade executes where no table changes.
+/// The script of an upgrade that changes no table.
 pub fn upgrade() -> String {
     upgrade_by("")
 }
@@ -49,7 +49,7 @@ pub fn later_upgrade() -> String {
     upgrade_by(MIGRATION)
 }
 
-/// What `webhook-relay install` executes in the name of `webhook_owner`.
+/// The script of `webhook-relay install` for the owner `webhook_owner`.
 pub fn portable() -> String {
     webhook_relay::RELEASE.install(OWNER)
 }

@@ -1,4 +1,4 @@
-//! What is taken back: queued deliveries cancelled by an UPDATE, events redacted.
+//! Events are taken back: queued deliveries cancelled by an UPDATE, events redacted.
 
 use serde_json::{Value, json};
 use webhook_e2e::database::refusal;

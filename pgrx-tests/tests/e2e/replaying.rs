@@ -1,4 +1,4 @@
-//! What has ended is sent again: one event, or many.
+//! Ended deliveries are sent again: one event, or many.
 
 use std::thread;
 
