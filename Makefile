@@ -74,7 +74,7 @@ script: ## put the install script and the upgrade scripts together, under target
 	@[ -z "$(RELEASED)" ] || cp $(RELEASED) $(EXTENSION)
 	@cat $(SCRIPT) >$(EXTENSION)/webhook--$(VERSION).sql
 	@for release in $(OLDER); do \
-		{ cat sql/upgrade/row_types.sql; for migration in $(MIGRATIONS); do \
+		{ cat sql/upgrade/begin.sql; for migration in $(MIGRATIONS); do \
 			since=$$(basename "$$migration" | sed 's/--.*//'); \
 			[ "$$(printf '%s\n' "$$release" "$$since" | sort -V | head -1)" != "$$release" ] || cat "$$migration"; \
 		done; cat $(REPLACEABLE); } >"$(EXTENSION)/webhook--$$release--$(VERSION).sql"; \
@@ -119,7 +119,7 @@ lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on th
 	cargo fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	@echo "pgspot on the scripts that install, with the library and without, and on the beginning of those that upgrade"
-	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/row_types.sql $(MIGRATIONS)"; do \
+	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/begin.sql $(MIGRATIONS)"; do \
 		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $$script >$(TARGET)/pgspot.txt 2>&1 || \
 			{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }; \
 	done

@@ -28,7 +28,7 @@ pub fn upgrade() -> String {
 }
 
 fn upgrade_by(migration: &str) -> String {
-    let before = fs::read_to_string(sql().join("upgrade/row_types.sql"));
+    let before = fs::read_to_string(sql().join("upgrade/begin.sql"));
     let before = before.expect("an upgrade begins with it");
     format!("{before}{migration}{}", replaceable())
 }

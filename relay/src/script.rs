@@ -5,7 +5,7 @@ include!(concat!(env!("OUT_DIR"), "/sql.rs"));
 
 /// The only file that cannot be run again.
 const TABLES: &str = "00_tables.sql";
-const BEFORE_MIGRATIONS: &str = include_str!("../../sql/upgrade/row_types.sql");
+const BEFORE_MIGRATIONS: &str = include_str!("../../sql/upgrade/begin.sql");
 
 /// The version that a program installs and upgrades to. A test makes the program of a release to come.
 pub struct Release {

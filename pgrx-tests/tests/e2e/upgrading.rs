@@ -1,8 +1,11 @@
 //! ALTER EXTENSION webhook UPDATE: functions, views and presets are replaced as a whole, tables are not; the worker begins anew,
 //! and neither library nor SQL is worked with where the other is of another protocol.
 
+use std::thread;
+
 use serde_json::json;
 use webhook_e2e::catalog::Facts;
+use webhook_e2e::database::emit;
 use webhook_e2e::scripts::{self, VERSION};
 use webhook_e2e::worker::{self, state_and_reason};
 use webhook_e2e::{Cluster, Receiver};
@@ -182,6 +185,35 @@ fn a_role_with_all_functions_of_a_schema_gets_nothing_by_an_upgrade() {
         before + 1,
         "webhook_added() for the emitter"
     );
+}
+
+#[test]
+fn an_upgrade_waits_for_an_open_transaction_and_nobody_waits_behind_it() {
+    let cluster = server_with(&scripts::upgrade());
+    let (database, receiver) = (cluster.database("patient"), Receiver::start());
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let mut open = database.connect();
+    let begin = "BEGIN; SELECT webhook_emit('order.created')";
+    open.batch_execute(begin).unwrap();
+    thread::scope(|scope| {
+        let upgrading =
+            scope.spawn(|| database.execute("ALTER EXTENSION webhook UPDATE TO 'next'"));
+        database.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'ALTER EXTENSION%' AND wait_event_type = 'Lock')",
+        );
+        let mut other = database.connect();
+        other
+            .batch_execute("SET statement_timeout = '10s'")
+            .unwrap();
+        for _ in 0..3 {
+            emit(&mut other, "order.created", json!({}));
+        }
+        assert!(!upgrading.is_finished());
+        // The tables in another order than the upgrade needs them.
+        open.batch_execute("SELECT count(*) FROM webhook.endpoint; COMMIT")
+            .unwrap();
+    });
+    receiver.wait_for_requests(4);
 }
 
 /// Their types fit better than those of pg_catalog. Whoever owns the database owns schema public.
