@@ -192,10 +192,10 @@ fn an_upgrade_waits_for_an_open_transaction_and_nobody_waits_behind_it() {
     let cluster = server_with(&scripts::upgrade());
     let (database, receiver) = (cluster.database("patient"), Receiver::start());
     database.add_endpoint("orders", &receiver.url("/orders"));
-    let mut open = database.connect();
-    let begin = "BEGIN; SELECT webhook_emit('order.created')";
-    open.batch_execute(begin).unwrap();
     thread::scope(|scope| {
+        let mut open = database.connect();
+        let begin = "BEGIN; SELECT webhook_emit('order.created')";
+        open.batch_execute(begin).unwrap();
         let upgrading =
             scope.spawn(|| database.execute("ALTER EXTENSION webhook UPDATE TO 'next'"));
         database.wait_until(
