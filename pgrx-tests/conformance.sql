@@ -36,6 +36,26 @@ FROM (SELECT webhook.new_secret() AS s FROM generate_series(1, 100)) m;
 SELECT webhook.public_half('whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==') AS public_key;
 -- => [{"public_key": "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="}]
 
+-- case: a secret of signatures in headers is 32 bytes in hex, and another each time
+SELECT bool_and(s ~ '^[0-9a-f]{64}$') AS is_valid, count(DISTINCT s) AS secrets
+FROM (SELECT webhook.new_hmac_secret() AS s FROM generate_series(1, 100)) m;
+-- => [{"secrets": 100, "is_valid": true}]
+
+-- case: a secret that the receiver has is kept as it is, and rotated
+SELECT webhook_set_endpoint('all', headers => '{"X-Signature": "{{hmac_hex(body)}}"}', hmac_secret => 'It''s a Secret');
+SELECT webhook_rotate_hmac_secret('all', secret => 'whsec_It''s another');
+SELECT webhook_hmac_secret('all') AS newest, r.hmac_secrets FROM webhook.endpoint e, webhook.routes(ARRAY[e.id]) r;
+-- => [{"newest": "whsec_It's another", "hmac_secrets": ["whsec_It's another", "It's a Secret"]}]
+
+-- case: a credential has no placeholder
+SELECT webhook_set_endpoint('all', headers => '{"Proxy-Authorization": "Bearer {{data.token}}"}');
+-- !> 22023 endpoint is not valid
+
+-- case: a credential may have braces
+SELECT webhook_set_endpoint('all', headers => '{"Authorization": "Bearer {{{{t}}"}');
+SELECT headers FROM webhook.endpoint;
+-- => [{"headers": {"Authorization": "Bearer {{{{t}}"}}]
+
 -- case: defaults of settings
 SELECT name, webhook.setting(name) FROM unnest('{site, senders, stale_after, max_payload, retention_sent, keep_attempts}'::text[]) AS name;
 -- => [{"name": "site", "setting": ""}, {"name": "senders", "setting": "1"}, {"name": "stale_after", "setting": "5min"}, {"name": "max_payload", "setting": "1MB"}, {"name": "retention_sent", "setting": "7d"}, {"name": "keep_attempts", "setting": "failed"}]

@@ -61,6 +61,12 @@ CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem t
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'template_problem_wrapper';
 
+-- The same for the value of a header.
+CREATE OR REPLACE FUNCTION webhook.header_value_problem(value text, OUT problem text, OUT remedy text)
+    RETURNS SETOF record
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'header_value_problem_wrapper';
+
 CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
@@ -69,6 +75,7 @@ CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETUR
 CREATE OR REPLACE FUNCTION webhook.render_request(
     event_id uuid, event_type text, tenant text, occurred_at text, payload text, earlier_attempts int,
     url text, header_names text[], header_values text[], format text, template text, source text, secrets text[],
+    hmac_secrets text[],
     OUT sent_url text, OUT sent_header_names text[], OUT sent_header_values text[], OUT body text)
     RETURNS SETOF record
     LANGUAGE c VOLATILE PARALLEL SAFE

@@ -65,7 +65,42 @@ BEGIN
             format('there are %s headers, more than 50', sizes.headers)
         WHEN sizes.bytes > 16384 THEN
             format('the headers have %s bytes together, more than 16384', sizes.bytes)
+        -- Each of them reads the whole body.
+        WHEN webhook.count_signatures(headers) > 8 THEN
+            format('the headers have %s signatures, more than 8', webhook.count_signatures(headers))
     END;
+END $$;
+
+-- {{{{ stands for two braces.
+CREATE OR REPLACE FUNCTION webhook.has_placeholder(value text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN strpos(replace(value, '{{{{', ''), '{{') > 0;
+
+CREATE OR REPLACE FUNCTION webhook.count_signatures(headers jsonb) RETURNS int
+    LANGUAGE sql IMMUTABLE
+    RETURN regexp_count(headers::text, 'hmac_(hex|base64)');
+
+CREATE OR REPLACE FUNCTION webhook.has_signatures(headers jsonb) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN webhook.count_signatures(headers) > 0;
+
+-- What is wrong with templates in headers. Whoever emits an event writes its values, and must not choose a credential by them.
+CREATE OR REPLACE FUNCTION webhook.header_template_problem(headers jsonb, OUT problem text, OUT remedy text)
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    credentials CONSTANT text :=
+        '(authorization|authentication|cookie|credentials?|password|api-?key|(access|auth|private|security)-token)$';
+    bad text := (SELECT h.key FROM jsonb_each_text(headers) AS h
+                 WHERE h.key ~* credentials AND webhook.has_placeholder(h.value) LIMIT 1);
+BEGIN
+    IF bad IS NOT NULL THEN
+        problem := format('header "%s" is a credential and has a placeholder', bad);
+        remedy := 'Give a credential as it is; {{{{ sends two opening braces.';
+    ELSE
+        SELECT format('header "%s": %s', h.key, p.problem), p.remedy INTO problem, remedy
+        FROM jsonb_each_text(headers) AS h CROSS JOIN LATERAL webhook.header_value_problem(h.value) p
+        WHERE webhook.has_placeholder(h.value) LIMIT 1;
+    END IF;
 END $$;
 
 -- Says what is wrong with an endpoint, with the remedy; every way to write one passes here. Its plans are generic: in any
@@ -176,8 +211,12 @@ BEGIN
     -- A receiver that takes no more than this answers with an error that nobody reads as such.
     IF problem IS NULL AND NEW.headers IS DISTINCT FROM OLD.headers THEN
         problem := webhook.header_size_problem(NEW.headers);
-        remedy := 'All headers together have at most 50 names and 16 kB, a value 8 kB. '
+        remedy := 'All headers together have at most 50 names, 16 kB and 8 signatures, a value 8 kB. '
                   'Put what is larger into the body, with a template.';
+    END IF;
+
+    IF problem IS NULL AND NEW.headers IS DISTINCT FROM OLD.headers THEN
+        SELECT t.problem, t.remedy INTO problem, remedy FROM webhook.header_template_problem(NEW.headers) t;
     END IF;
 
     IF problem IS NULL AND NEW.template IS DISTINCT FROM OLD.template THEN
@@ -293,7 +332,7 @@ END $$;
 -- UPDATE, the UPDATE waits, finds another version, and the row is looked at again.
 CREATE OR REPLACE FUNCTION webhook.set_endpoint(
     endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
-    template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb,
+    template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, hmac_secret text,
     OUT id int, OUT secret text, OUT changed text[])
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -361,12 +400,17 @@ BEGIN
         END IF;
         INSERT INTO webhook.secret (endpoint_id, secret)
         VALUES (old_row.id, coalesce(given_secret, set_endpoint.secret));
-    ELSIF given_secret IS NOT NULL AND NOT EXISTS (
-        SELECT FROM webhook.secret s
-        WHERE s.endpoint_id = old_row.id AND s.secret = given_secret
-          AND (s.expires_at IS NULL OR s.expires_at > now())) THEN
+    ELSIF NOT webhook.has_secret(old_row.id, given_secret) THEN
         PERFORM webhook.rotate_secret(endpoint, interval '24 hours', given_secret);
         changed := changed || text 'secret';
+    END IF;
+    IF NOT webhook.has_secret(old_row.id, 'hmac_' || hmac_secret) THEN
+        PERFORM webhook.rotate_hmac_secret(endpoint, interval '24 hours', hmac_secret);
+        IF NOT is_new THEN
+            changed := changed || text 'hmac_secret';
+        END IF;
+    ELSIF webhook.has_signatures(new_row.headers) THEN
+        PERFORM webhook.hmac_secrets(old_row.id);
     END IF;
 END $$;
 

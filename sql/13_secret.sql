@@ -1,7 +1,8 @@
 -- Signing secrets and keys: made, checked, rotated.
 --
--- A receiver shares a secret (whsec_), and of a key (whsk_) it has only the public half (whpk_). Both are rows of
--- webhook.secret: an endpoint may have either or both, and each kind is rotated by itself.
+-- A receiver shares a secret (whsec_), and of a key (whsk_) it has only the public half (whpk_). A receiver of another sender
+-- shares a text (stored as hmac_ and the text), by which signatures in templates of headers are made. All are rows of
+-- webhook.secret: an endpoint may have any of them, and each kind is rotated by itself.
 
 -- The message never contains the key.
 CREATE OR REPLACE FUNCTION webhook.require_private_key(key text) RETURNS void
@@ -14,12 +15,25 @@ BEGIN
     END IF;
 END $$;
 
+-- As other senders have it. The message never contains the secret.
+CREATE OR REPLACE FUNCTION webhook.require_hmac_secret(secret text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF (octet_length(secret) BETWEEN 8 AND 256 AND secret !~ E'[\\u0001-\\u001f\\u007f-\\u009f]') IS NOT TRUE THEN
+        RAISE EXCEPTION 'HMAC secret is not valid' USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = 'An HMAC secret is a text of 8 to 256 bytes without control characters.',
+            HINT = 'Leave it out, and one is made for you.';
+    END IF;
+END $$;
+
 -- The message never contains the secret.
 CREATE OR REPLACE FUNCTION webhook.require_secret(secret text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF starts_with(secret, 'whsk_') THEN
         PERFORM webhook.require_private_key(secret);
+    ELSIF starts_with(secret, 'hmac_') THEN
+        PERFORM webhook.require_hmac_secret(substr(secret, 6));
     ELSIF (secret ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
         AND octet_length(decode(substr(secret, 7), 'base64')) BETWEEN 24 AND 64) IS NOT TRUE THEN
         RAISE EXCEPTION 'signing secret is not valid' USING ERRCODE = 'invalid_parameter_value',
@@ -28,7 +42,14 @@ BEGIN
     END IF;
 END $$;
 
--- Whatever the table would refuse is refused here first: its messages show the secret. A request carries a signature by each
+-- The key of a secret's HMAC, in base64; null of a private key. Nothing is decoded: a secret that got past the checks must not
+-- be an error here, since the sender asks for those of many endpoints at once.
+CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT
+    RETURN CASE left(secret, 5) WHEN 'whsec' THEN substr(secret, 7)
+                                WHEN 'hmac_' THEN translate(encode(convert_to(substr(secret, 6), 'UTF8'), 'base64'), E'\n', '') END;
+
+-- Whatever the table would refuse is refused here first: its messages show the secret. A header carries a signature by each
 -- secret, and there are receivers that take only so much of a header.
 CREATE OR REPLACE FUNCTION webhook.check_secret() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -45,8 +66,14 @@ BEGIN
     ELSIF EXISTS (SELECT FROM webhook.secret s WHERE s.endpoint_id = NEW.endpoint_id AND s.secret = NEW.secret) THEN
         RAISE EXCEPTION 'the endpoint has this secret already' USING ERRCODE = 'unique_violation',
             HINT = 'webhook_rotate_secret() makes it the newest again.';
+    ELSIF EXISTS (SELECT FROM webhook.secret s WHERE s.endpoint_id = NEW.endpoint_id
+                  AND webhook.hmac_key(s.secret) = webhook.hmac_key(NEW.secret)) THEN
+        RAISE EXCEPTION 'the endpoint signs with this secret already' USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = 'A signature of the body alone must not pass for one of Standard Webhooks, so both have secrets of their own.',
+            HINT = 'Leave it out, and one is made for you.';
     ELSIF (SELECT count(*) >= most_secrets FROM webhook.secret s
-           WHERE s.endpoint_id = NEW.endpoint_id AND (s.expires_at IS NULL OR s.expires_at > clock_timestamp())) THEN
+           WHERE s.endpoint_id = NEW.endpoint_id AND (s.expires_at IS NULL OR s.expires_at > clock_timestamp())
+             AND starts_with(s.secret, 'hmac_') = starts_with(NEW.secret, 'hmac_')) THEN
         RAISE EXCEPTION 'the endpoint has % secrets already', most_secrets USING ERRCODE = 'program_limit_exceeded',
             DETAIL = 'Requests are signed with each of them until it expires.',
             HINT = 'Wait until one expires, or end them all: webhook_rotate_secret(.., overlap => ''0 s'').';
@@ -64,6 +91,20 @@ CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
             WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND starts_with(s.secret, 'whsec_')
               AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
+
+CREATE OR REPLACE FUNCTION webhook.newest_hmac_secret(endpoint text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN (SELECT substr(s.secret, 6) FROM webhook.secret s
+            WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND starts_with(s.secret, 'hmac_')
+              AND (s.expires_at IS NULL OR s.expires_at > now())
+            ORDER BY s.created_at DESC LIMIT 1);
+
+-- Whether requests are signed with it; null of null.
+CREATE OR REPLACE FUNCTION webhook.has_secret(endpoint_id int, secret text) RETURNS boolean
+    LANGUAGE sql STABLE STRICT
+    RETURN EXISTS (SELECT FROM webhook.secret s
+                   WHERE s.endpoint_id = has_secret.endpoint_id AND s.secret = has_secret.secret
+                     AND (s.expires_at IS NULL OR s.expires_at > now()));
 
 CREATE OR REPLACE FUNCTION webhook.public_half(key text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
@@ -87,6 +128,27 @@ DECLARE
 BEGIN
     INSERT INTO webhook.secret (endpoint_id, secret) VALUES (first_secret.endpoint_id, made);
     RETURN made;
+END $$;
+
+CREATE OR REPLACE FUNCTION webhook.new_hmac_secret() RETURNS text
+    LANGUAGE sql
+    RETURN encode(decode(substr(webhook.new_secret(), 7), 'base64'), 'hex');
+
+-- Those that are valid, newest first. One is made where there is none.
+CREATE OR REPLACE FUNCTION webhook.hmac_secrets(endpoint_id int) RETURNS text[]
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    valid text[] := ARRAY(SELECT substr(s.secret, 6) FROM webhook.secret s
+                          WHERE s.endpoint_id = hmac_secrets.endpoint_id AND starts_with(s.secret, 'hmac_')
+                            AND (s.expires_at IS NULL OR s.expires_at > now())
+                          ORDER BY s.created_at DESC);
+BEGIN
+    IF cardinality(valid) = 0 THEN
+        valid := ARRAY[webhook.new_hmac_secret()];
+        INSERT INTO webhook.secret (endpoint_id, secret) VALUES (hmac_secrets.endpoint_id, 'hmac_' || valid[1]);
+    END IF;
+    RETURN valid;
 END $$;
 
 -- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
@@ -124,4 +186,14 @@ BEGIN
     PERFORM webhook.require_private_key(new_key);
     PERFORM webhook.rotate_secret(endpoint, overlap, new_key);
     RETURN webhook.public_half(new_key);
+END $$;
+
+-- Returns the text itself, as the receiver has it.
+CREATE OR REPLACE FUNCTION webhook.rotate_hmac_secret(endpoint text, overlap interval, secret text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    new_secret CONSTANT text := coalesce(secret, webhook.new_hmac_secret());
+BEGIN
+    PERFORM webhook.rotate_secret(endpoint, overlap, 'hmac_' || new_secret);
+    RETURN new_secret;
 END $$;

@@ -113,6 +113,24 @@ CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN coalesce(v.payload_bytes, octet_length(v.payload::text));
 
+-- Of these rows, which are locked and in the order in which they are due, those that fit: each bound is exceeded by one payload
+-- at most.
+CREATE OR REPLACE FUNCTION webhook.within_byte_rooms(
+    row_ids tid[], sizes int[], endpoint_ids int[], byte_rooms bigint[], byte_room bigint) RETURNS tid[]
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN (
+        SELECT array_agg(fitting.row_id ORDER BY fitting.ordinal) FILTER (WHERE fitting.bytes_before < byte_room)
+        FROM (SELECT due.row_id, due.ordinal, sum(due.bytes) OVER (ORDER BY due.ordinal) - due.bytes AS bytes_before
+              FROM (SELECT met.row_id, met.ordinal, met.bytes, q.endpoint_id,
+                           sum(met.bytes) OVER (PARTITION BY q.endpoint_id ORDER BY met.ordinal) - met.bytes AS bytes_before
+                    FROM unnest(row_ids, sizes) WITH ORDINALITY AS met (row_id, bytes, ordinal)
+                    CROSS JOIN LATERAL (SELECT q.endpoint_id FROM webhook.delivery_queue q WHERE q.ctid = met.row_id LIMIT 1) q) due
+              JOIN unnest(endpoint_ids, byte_rooms) AS room (endpoint_id, bytes) USING (endpoint_id)
+              WHERE due.bytes_before < room.bytes) fitting);
+END $$;
+
 -- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
 -- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
 -- one payload at most. The queue of an endpoint is read from positions[i]. `new_routes` are those of these endpoints whose
@@ -124,46 +142,43 @@ CREATE OR REPLACE FUNCTION webhook.pick(
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
+    sizes int[];
+    bytes bigint;
     some_are_ordered boolean;
     some_are_coalesced boolean;
     some_are_guarded boolean;
 BEGIN
     FOR round IN 1..5 LOOP
-        SELECT array_agg(met.row_id) FILTER (WHERE met.bytes_before < byte_room), bool_or(met.is_ordered), bool_or(met.is_coalesced),
-               bool_or(met.is_guarded), array_agg(DISTINCT met.endpoint_id) FILTER (WHERE met.has_new_route)
-        INTO picked, some_are_ordered, some_are_coalesced, some_are_guarded, new_routes
-        FROM (
-            SELECT e.id AS endpoint_id, e.stamp IS DISTINCT FROM w.known_route AS has_new_route,
-                   guard.state <> 'CLOSED' OR guard.retries_before IS NOT NULL OR guard.test_event_id IS NOT NULL AS is_guarded,
-                   due.row_id, due.is_ordered, due.is_coalesced, sum(due.bytes) OVER (ROWS UNBOUNDED PRECEDING) - due.bytes AS bytes_before
-            FROM unnest(endpoint_ids, capacities, byte_rooms, positions, known_routes)
-                AS w (endpoint_id, capacity, byte_room, position, known_route)
-            CROSS JOIN LATERAL (
-                SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at, route.stamp
-                FROM webhook.endpoint e, webhook.route_stamp(e.id, e.xmin, e.policy, e.format) route
-                WHERE e.id = w.endpoint_id LIMIT 1
-            ) e
-            LEFT JOIN LATERAL (
-                SELECT b.state, b.retries_before, b.test_event_id FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
-            ) guard ON true
-            LEFT JOIN LATERAL (
-                SELECT q.*, sum(q.bytes) OVER (ROWS UNBOUNDED PRECEDING) - q.bytes AS bytes_before
-                FROM (
-                    SELECT q.ctid AS row_id, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
-                           coalesce(q.payload_bytes,
-                                    (SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
-                    FROM webhook.delivery_queue q
-                    WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
-                      -- For the index: unless retries are brought forward, it is read no further.
-                      AND q.next_attempt_at >= coalesce(to_timestamp(w.position), '-infinity')
-                      AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
-                    ORDER BY q.next_attempt_at, q.event_id
-                    LIMIT CASE webhook.endpoint_state(e.is_ours, e.disabled_at, e.paused_at, guard.state)
-                              WHEN 'ready' THEN w.capacity ELSE 0 END
-                    FOR UPDATE SKIP LOCKED
-                ) q
-            ) due ON due.bytes_before < w.byte_room
-        ) met;
+        SELECT array_agg(due.row_id) FILTER (WHERE due.row_id IS NOT NULL), array_agg(due.bytes) FILTER (WHERE due.row_id IS NOT NULL),
+               sum(due.bytes), bool_or(due.is_ordered), bool_or(due.is_coalesced),
+               bool_or(guard.state <> 'CLOSED' OR guard.retries_before IS NOT NULL OR guard.test_event_id IS NOT NULL),
+               array_agg(DISTINCT e.id) FILTER (WHERE e.stamp IS DISTINCT FROM w.known_route)
+        INTO picked, sizes, bytes, some_are_ordered, some_are_coalesced, some_are_guarded, new_routes
+        FROM unnest(endpoint_ids, capacities, positions, known_routes) AS w (endpoint_id, capacity, position, known_route)
+        CROSS JOIN LATERAL (
+            SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at, route.stamp
+            FROM webhook.endpoint e, webhook.route_stamp(e.id, e.xmin, e.policy, e.format) route
+            WHERE e.id = w.endpoint_id LIMIT 1
+        ) e
+        LEFT JOIN LATERAL (
+            SELECT b.state, b.retries_before, b.test_event_id FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
+        ) guard ON true
+        LEFT JOIN LATERAL (
+            SELECT q.ctid AS row_id, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
+                   coalesce(q.payload_bytes, (SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
+            FROM webhook.delivery_queue q
+            WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
+              -- For the index: unless retries are brought forward, it is read no further.
+              AND q.next_attempt_at >= coalesce(to_timestamp(w.position), '-infinity')
+              AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
+            ORDER BY q.next_attempt_at, q.event_id
+            LIMIT CASE webhook.endpoint_state(e.is_ours, e.disabled_at, e.paused_at, guard.state)
+                      WHEN 'ready' THEN w.capacity ELSE 0 END
+            FOR UPDATE SKIP LOCKED
+        ) due ON true;
+        IF bytes > least(byte_room, (SELECT min(room) FROM unnest(byte_rooms) AS room)) THEN
+            picked := webhook.within_byte_rooms(picked, sizes, endpoint_ids, byte_rooms, byte_room);
+        END IF;
         EXIT WHEN (some_are_ordered OR some_are_coalesced) IS NOT TRUE;
         IF some_are_coalesced THEN
             picked := webhook.cancel_superseded(picked);
@@ -205,7 +220,7 @@ CREATE OR REPLACE FUNCTION webhook.route_stamp(endpoint_id int, endpoint_version
 -- How to reach these endpoints, and in which format.
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, headers jsonb, secrets text[], connect_timeout_ms int, timeout_ms int,
-                   format text, template text, source text, stamp text)
+                   format text, template text, source text, stamp text, hmac_secrets text[])
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
@@ -215,12 +230,14 @@ BEGIN
            (date_part('epoch', (shared.policy).connect_timeout) * 1000)::int,
            (date_part('epoch', (shared.policy).timeout) * 1000)::int,
            e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END,
-           (SELECT s.stamp FROM webhook.route_stamp(e.id, e.xmin, e.policy, e.format) s)
+           (SELECT s.stamp FROM webhook.route_stamp(e.id, e.xmin, e.policy, e.format) s),
+           CASE WHEN webhook.has_signatures(e.headers) THEN webhook.hmac_secrets(e.id) END
     -- Read each policy once.
     FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(e.id) AS endpoint_ids
           FROM webhook.endpoint e WHERE e.id = ANY (endpoint_ids) GROUP BY e.policy OFFSET 0) shared
     JOIN webhook.endpoint e ON e.id = ANY (shared.endpoint_ids)
     CROSS JOIN LATERAL (SELECT ARRAY(SELECT s.secret FROM webhook.secret s
                                      WHERE s.endpoint_id = e.id AND (s.expires_at IS NULL OR s.expires_at > now())
+                                       AND NOT starts_with(s.secret, 'hmac_')
                                      ORDER BY left(s.secret, 5), s.created_at DESC) AS secrets OFFSET 0) valid;
 END $$;

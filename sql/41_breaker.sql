@@ -85,7 +85,7 @@ BEGIN
         is_test := b.test_event_id IS NOT DISTINCT FROM o.event_id;
         has_tripped := false;
 
-        IF o.verdict = 'release' OR o.reason = 'event_deleted' THEN
+        IF o.verdict = 'release' OR o.reason IN ('event_deleted', 'invalid_event') THEN
             -- Not sent after all, so another delivery may be the probe; after trouble of our own when this one is due again.
             IF is_probe THEN
                 b.state := 'OPEN';

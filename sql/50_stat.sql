@@ -8,7 +8,7 @@
 -- read from them is at most 9% too high. engine/src/figures.rs has the same rule.
 CREATE OR REPLACE FUNCTION webhook.latency_class(latency interval) RETURNS int
     LANGUAGE sql IMMUTABLE
-    RETURN floor(8 * ln(greatest(extract(epoch FROM latency)::float8 * 1000, 1)) / ln(2::float8))::int;
+    RETURN floor(8 * ln(greatest(date_part('epoch', latency) * 1000, 1)) / ln(2::float8))::int;
 
 CREATE OR REPLACE FUNCTION webhook.latency_class_end(latency_class int) RETURNS interval
     LANGUAGE sql IMMUTABLE

@@ -26,7 +26,8 @@ BEGIN
         v.id, v.event_type, v.tenant, webhook.wire_time(v.created_at), v.payload::text,
         CASE q.status WHEN 'PENDING' THEN q.attempts WHEN 'SENDING' THEN q.attempts - 1 ELSE 0 END,
         route.url, ARRAY(SELECT h.key FROM jsonb_each_text(route.headers) AS h ORDER BY h.key),
-        ARRAY(SELECT h.value FROM jsonb_each_text(route.headers) AS h ORDER BY h.key), route.format, route.template, route.source, route.secrets) request
+        ARRAY(SELECT h.value FROM jsonb_each_text(route.headers) AS h ORDER BY h.key), route.format, route.template, route.source, route.secrets,
+        route.hmac_secrets) request
     CROSS JOIN LATERAL (
         SELECT jsonb_object_agg(f.name, f.value) AS fields
         FROM (SELECT h.name, string_agg(h.value, ', ' ORDER BY h.ordinal) AS value

@@ -11,13 +11,13 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_set_endpoint(
     endpoint text, url text DEFAULT NULL, event_types text[] DEFAULT NULL, policy text DEFAULT NULL,
     secret text DEFAULT NULL, headers jsonb DEFAULT NULL, format text DEFAULT NULL, template jsonb DEFAULT NULL,
     filter jsonpath DEFAULT NULL, max_in_flight int DEFAULT NULL, rate_limit numeric DEFAULT NULL,
-    metadata jsonb DEFAULT NULL)
+    metadata jsonb DEFAULT NULL, hmac_secret text DEFAULT NULL)
     RETURNS TABLE (id int, secret text, changed text[])
     LANGUAGE sql
     BEGIN ATOMIC
         SELECT * FROM webhook.set_endpoint(
             endpoint, url, event_types, policy, secret, headers, format, template, filter, max_in_flight, rate_limit,
-            metadata);
+            metadata, hmac_secret);
     END;
 
 CREATE OR REPLACE FUNCTION @extschema@.webhook_remove_endpoint(
@@ -42,6 +42,15 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_rotate_key(
     endpoint text, overlap interval DEFAULT '24 hours', key text DEFAULT NULL) RETURNS text
     LANGUAGE sql
     RETURN webhook.rotate_key(endpoint, overlap, key);
+
+CREATE OR REPLACE FUNCTION @extschema@.webhook_hmac_secret(endpoint text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN webhook.newest_hmac_secret(endpoint);
+
+CREATE OR REPLACE FUNCTION @extschema@.webhook_rotate_hmac_secret(
+    endpoint text, overlap interval DEFAULT '24 hours', secret text DEFAULT NULL) RETURNS text
+    LANGUAGE sql
+    RETURN webhook.rotate_hmac_secret(endpoint, overlap, secret);
 
 CREATE OR REPLACE FUNCTION @extschema@.webhook_emit(
     event_type text, payload jsonb DEFAULT '{}', idempotency_key text DEFAULT NULL,

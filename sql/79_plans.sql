@@ -20,7 +20,7 @@ BEGIN
                require_endpoints, routes, take_keys}'::text[]),
             ('row_by_row', '{seqscan, bitmapscan, hashjoin, mergejoin}',
              '{call_followers, discard, exchange, fail_queued, finish_queued, pass_turn, requeue, set_followers_aside,
-               settle, settle_successes}'),
+               settle, settle_successes, within_byte_rooms}'),
             ('in_order', '{seqscan, bitmapscan, hashjoin, mergejoin, sort, material}',
              '{agenda, cancel_superseded, due, expire, expire_overdue, expire_figures, expire_kept_back, follow_clock, forget,
                forget_removed_endpoints, gauges, lost_followers, lost_turns, next_claims, next_of_replay, next_orphans,

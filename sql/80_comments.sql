@@ -49,6 +49,7 @@ COMMENT ON ROUTINE webhook.close_breaker IS
 COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed.';
 COMMENT ON ROUTINE webhook.configured IS 'A setting as somebody has set it; null where nobody has.';
 COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker to its next probe.';
+COMMENT ON ROUTINE webhook.count_signatures IS 'The number of signatures in the templates of headers.';
 COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
 COMMENT ON ROUTINE webhook.count_figures IS 'Adds counts to webhook.stat.';
 COMMENT ON ROUTINE webhook.discard IS
@@ -89,8 +90,18 @@ COMMENT ON ROUTINE webhook.free_shares IS 'Shares of the endpoints that no livin
 COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this database.';
 COMMENT ON ROUTINE webhook.grant_level IS 'The work of webhook_grant().';
 COMMENT ON ROUTINE webhook.has_its_turn IS 'Whether the ordering key of a delivery lets it be the probe.';
+COMMENT ON ROUTINE webhook.has_placeholder IS 'Whether a text has a placeholder of templates.';
+COMMENT ON ROUTINE webhook.has_secret IS 'Whether requests of an endpoint are signed with this secret.';
+COMMENT ON ROUTINE webhook.has_signatures IS 'Whether headers have signatures in their templates.';
 COMMENT ON ROUTINE webhook.header_size_problem IS 'Why headers are too large; null where they are not.';
+COMMENT ON ROUTINE webhook.header_template_problem IS
+    'What is wrong with the templates of headers, and the remedy; null where nothing is.';
+COMMENT ON ROUTINE webhook.header_value_problem IS
+    'What is wrong with the template of one header, and the remedy; no row where nothing is.';
 COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
+COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in base64; null of a private key.';
+COMMENT ON ROUTINE webhook.hmac_secrets IS
+    'The valid secrets of signatures in headers, newest first; makes one where there is none.';
 COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';
 COMMENT ON ROUTINE webhook.installation IS
     'The id of this installation, and the server that it was made for.';
@@ -134,7 +145,9 @@ COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes o
 COMMENT ON ROUTINE webhook.named_endpoints IS 'The ids of endpoints that have or had this name.';
 COMMENT ON ROUTINE webhook.new_id IS 'A new id of an event: a UUID of version 7.';
 COMMENT ON ROUTINE webhook.new_private_key IS 'A new private key, with its public key.';
+COMMENT ON ROUTINE webhook.new_hmac_secret IS 'A new secret for signatures in headers.';
 COMMENT ON ROUTINE webhook.new_secret IS 'A new signing secret.';
+COMMENT ON ROUTINE webhook.newest_hmac_secret IS 'The work of webhook_hmac_secret().';
 COMMENT ON ROUTINE webhook.newest_secret IS 'The work of webhook_secret().';
 COMMENT ON ROUTINE webhook.next_claims IS 'The claims on the next page of the queue.';
 COMMENT ON ROUTINE webhook.next_look_at_breaker IS
@@ -200,6 +213,7 @@ COMMENT ON ROUTINE webhook.require_endpoint IS 'The id of an endpoint; refuses o
 COMMENT ON ROUTINE webhook.require_endpoints IS
     'The ids of endpoints by their names; refuses one that does not exist.';
 COMMENT ON ROUTINE webhook.require_event IS 'Refuses an event that does not exist.';
+COMMENT ON ROUTINE webhook.require_hmac_secret IS 'Refuses an HMAC secret that is not valid, without showing it.';
 COMMENT ON ROUTINE webhook.require_key IS
     'Refuses an ordering, coalesce or idempotency key that is not valid.';
 COMMENT ON ROUTINE webhook.require_keys IS 'Refuses keys of many events that are not valid.';
@@ -214,6 +228,7 @@ COMMENT ON ROUTINE webhook.require_secret IS
     'Refuses a signing secret that is not valid, without showing it.';
 COMMENT ON ROUTINE webhook.retention_lag IS 'How far retention is behind; null where it is not.';
 COMMENT ON ROUTINE webhook.revoke_level IS 'The work of webhook_revoke().';
+COMMENT ON ROUTINE webhook.rotate_hmac_secret IS 'The work of webhook_rotate_hmac_secret().';
 COMMENT ON ROUTINE webhook.rotate_key IS 'The work of webhook_rotate_key().';
 COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret().';
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
@@ -281,6 +296,7 @@ COMMENT ON ROUTINE webhook.wire_time IS 'A time as the body of a request has it.
 COMMENT ON ROUTINE webhook.withdraw_grants IS 'Takes back the rights that would outlive the extension.';
 COMMENT ON ROUTINE webhook.worker_report IS 'The last report of the worker of this database.';
 COMMENT ON ROUTINE webhook.worker_state IS 'The state of the worker, and what to do about it.';
+COMMENT ON ROUTINE webhook.within_byte_rooms IS 'Of picked deliveries, those that fit into the bytes that each endpoint and all of them may have in flight.';
 COMMENT ON ROUTINE webhook.write_installation IS 'Gives the installation an id.';
 COMMENT ON TYPE webhook.backfill IS 'Where a run of webhook_backfill() stands.';
 COMMENT ON TYPE webhook.judgement IS 'The meaning of the end of an attempt for its delivery: 40_judgement.sql.';
@@ -353,7 +369,8 @@ COMMENT ON COLUMN webhook.removed_endpoint.removed_at IS 'When it was removed.';
 COMMENT ON COLUMN webhook.removed_endpoint.ended_at IS 'When the last of its deliveries ended.';
 
 COMMENT ON COLUMN webhook.secret.endpoint_id IS 'The id of the endpoint.';
-COMMENT ON COLUMN webhook.secret.secret IS 'Signing secret, whsec_ and base64; or private key, whsk_ and base64.';
+COMMENT ON COLUMN webhook.secret.secret IS
+    'Signing secret, whsec_ and base64; private key, whsk_ and base64; or secret of signatures in headers, hmac_ and the text.';
 COMMENT ON COLUMN webhook.secret.created_at IS 'When the row was made.';
 COMMENT ON COLUMN webhook.secret.expires_at IS 'Until when requests are signed with it; null is for ever.';
 

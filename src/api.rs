@@ -15,8 +15,8 @@ use pgrx::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::{ContextV7, Timestamp};
-use webhook_delivery::template::Template;
-use webhook_delivery::{Attempt, Format, Key, Route};
+use webhook_delivery::template::{Problem, Template};
+use webhook_delivery::{Attempt, Format, Header, Key, Route};
 
 #[pg_extern(sql = false)]
 fn new_id() -> pgrx::Uuid {
@@ -86,7 +86,20 @@ fn pattern_problem(filter: &str) -> Option<String> {
 fn template_problem(
     template: &str,
 ) -> TableIterator<'static, (name!(problem, String), name!(remedy, String))> {
-    let problem = Template::parse(template).err();
+    told(Template::parse(template).err())
+}
+
+/// The same for the value of a header.
+#[pg_extern(sql = false)]
+fn header_value_problem(
+    value: &str,
+) -> TableIterator<'static, (name!(problem, String), name!(remedy, String))> {
+    told(webhook_delivery::header_problem(value))
+}
+
+fn told(
+    problem: Option<Problem>,
+) -> TableIterator<'static, (name!(problem, String), name!(remedy, String))> {
     TableIterator::new((problem.into_iter()).map(|p| (p.what, p.remedy.to_owned())))
 }
 
@@ -127,6 +140,7 @@ fn render_request(
     template: Option<String>,
     source: Option<String>,
     secrets: Vec<String>,
+    hmac_secrets: Option<Vec<String>>,
 ) -> TableIterator<
     'static,
     (
@@ -150,9 +164,12 @@ fn render_request(
         route: Arc::new(Route {
             endpoint_id: 0,
             url,
-            headers: header_names.into_iter().zip(header_values).collect(),
+            headers: (header_names.iter().zip(&header_values))
+                .map(|(name, value)| Header::new(name, value))
+                .collect(),
             format: Format::named(&format, template, source),
             secrets,
+            hmac_secrets: hmac_secrets.unwrap_or_default(),
             connect_timeout: Duration::ZERO,
             timeout: Duration::ZERO,
         }),

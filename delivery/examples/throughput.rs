@@ -41,6 +41,7 @@ fn measure(address: &str, requests: usize, in_flight: usize) -> io::Result<()> {
         headers: Vec::new(),
         format: Format::Raw,
         secrets: vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into()],
+        hmac_secrets: Vec::new(),
         connect_timeout: Duration::from_secs(5),
         timeout: Duration::from_secs(10),
     });

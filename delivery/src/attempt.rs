@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::body::Format;
 use crate::failure::Failure;
+use crate::header::Header;
 
 /// Names one attempt and is echoed in its [`Outcome`]. `claim_seq` fences out late results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,10 +21,13 @@ pub struct Key {
 pub struct Route {
     pub endpoint_id: i32,
     pub url: String,
-    pub headers: Vec<(String, String)>,
+    pub headers: Vec<Header>,
     pub format: Format,
     /// `whsec_<base64>`, newest first.
     pub secrets: Vec<String>,
+    /// Of the signatures in templates of headers, as they are, newest first. They are never those of the standard signature: one
+    /// of a body alone must not pass for another.
+    pub hmac_secrets: Vec<String>,
     /// Resolving, connecting and the TLS handshake together.
     pub connect_timeout: Duration,
     /// From the established connection to the last byte that is read.
@@ -41,6 +45,13 @@ pub struct Attempt {
     /// JSON.
     pub payload: String,
     pub route: Arc<Route>,
+}
+
+impl Attempt {
+    /// `webhook_test()` has asked for it: it waits for no other.
+    pub fn is_test(&self) -> bool {
+        self.event_type == "webhook.test"
+    }
 }
 
 #[derive(Debug)]

@@ -88,7 +88,7 @@ pub(crate) fn render(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
     let event_type = &*attempt.event_type;
     let timestamp = &*attempt.occurred_at;
     let tenant = attempt.tenant.as_deref();
-    let data: &RawValue = serde_json::from_str(&attempt.payload).map_err(not_json)?;
+    let data = read(attempt.payload.as_bytes())?;
 
     match &attempt.route.format {
         Format::Standard => json(
@@ -115,26 +115,34 @@ pub(crate) fn render(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
             data,
         ),
         Format::Template(template) => {
-            let event = json(
-                &Named {
-                    id,
-                    event_type,
-                    timestamp,
-                    tenant,
-                    data,
-                },
-                data,
-            )?;
+            let event = named(attempt)?;
             // The problem might show the template, and was told at registration.
             let template = Template::parse(template).map_err(|_| {
                 Failure::invalid_request("the template of the endpoint is not valid")
             })?;
-            template.render(serde_json::from_slice(&event).map_err(not_json)?)
+            template.render(read(&event)?)
         }
         Format::Unknown => Err(Failure::invalid_request(
             "the format of the endpoint is not known, or its template is missing",
         )),
     }
+}
+
+/// The event as the paths of templates lead into it.
+pub(crate) fn named(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
+    let data = read(attempt.payload.as_bytes())?;
+    let event = Named {
+        id: attempt.key.event_id,
+        event_type: &attempt.event_type,
+        timestamp: &attempt.occurred_at,
+        tenant: attempt.tenant.as_deref(),
+        data,
+    };
+    json(&event, data)
+}
+
+pub(crate) fn read(json: &[u8]) -> Result<&RawValue, Failure> {
+    serde_json::from_slice(json).map_err(not_json)
 }
 
 /// The payload is nearly all of it.

@@ -21,6 +21,8 @@ pub enum FailureKind {
     InvalidResponse,
     Blocked,
     InvalidRequest,
+    /// The event's trouble, not the endpoint's.
+    InvalidEvent,
     /// Our own trouble, not the endpoint's.
     Local,
 }
@@ -36,6 +38,7 @@ impl FailureKind {
             Self::InvalidResponse => "invalid_response",
             Self::Blocked => "blocked",
             Self::InvalidRequest => "invalid_request",
+            Self::InvalidEvent => "invalid_event",
             Self::Local => "local",
         }
     }

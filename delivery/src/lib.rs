@@ -8,6 +8,7 @@ mod body;
 mod client;
 mod connection;
 mod failure;
+mod header;
 mod idle;
 #[cfg(test)]
 mod loopback;
@@ -26,6 +27,7 @@ pub use address_guard::{Network, Networks, Ports, RequireHttps};
 pub use attempt::{Attempt, Key, Outcome, Response, Route};
 pub use body::Format;
 pub use failure::{Failure, FailureKind};
+pub use header::{Header, problem as header_problem};
 pub use pool::{Pool, Setup};
 pub use request::{Preview, preview};
 pub use roots::Roots;

@@ -124,6 +124,7 @@ pub(crate) fn route_to(url: impl Into<String>) -> Route {
         headers: Vec::new(),
         format: Format::Standard,
         secrets: vec![SECRET.into()],
+        hmac_secrets: Vec::new(),
         connect_timeout: 2 * PATIENCE,
         timeout: 2 * PATIENCE,
     }

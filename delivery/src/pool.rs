@@ -1,5 +1,7 @@
 //! The thread that holds every attempt in flight, and the way back for their outcomes.
 
+mod entrances;
+
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::mem;
@@ -20,6 +22,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::resolver::{self, Limits, Resolver};
 use crate::roots::Roots;
 use crate::threads;
+use entrances::Entrances;
 
 /// Networks to dial and authorities to trust.
 #[derive(Clone, PartialEq, Eq)]
@@ -28,8 +31,8 @@ pub struct Setup {
     pub roots: Roots,
 }
 
-/// Every attempt that is submitted begins at once, and either comes back once as an [`Outcome`] or is withdrawn. No
-/// method blocks, nor does dropping the pool: its threads are detached and end by themselves.
+/// Every attempt that is submitted begins as soon as its endpoint has room, and either comes back once as an [`Outcome`] or
+/// is withdrawn. No method blocks, nor does dropping the pool: its threads are detached and end by themselves.
 pub struct Pool {
     shared: Arc<Shared>,
 }
@@ -40,6 +43,8 @@ struct Shared {
     changed: Notify,
     /// There is an outcome of which the host has not been told.
     ended: Notify,
+    /// For every attempt that begins.
+    client: Mutex<Arc<Client>>,
     resolver: Resolver,
     wake_writer: UnixStream,
     wake_reader: UnixStream,
@@ -51,8 +56,7 @@ struct State {
     live: HashMap<u64, Live>,
     submitted: u64,
     /// Of the live ones, those that the thread has not begun.
-    inbox: Vec<(u64, Attempt)>,
-    next_client: Option<Arc<Client>>,
+    entrances: Entrances,
     outcomes: Vec<Outcome>,
     /// Whether a byte waits in `wake_reader`.
     told: bool,
@@ -62,6 +66,7 @@ struct State {
 
 struct Live {
     key: Key,
+    /// Since when it is under way, or waits for that.
     since: Instant,
     on_the_wire: bool,
     task: Option<AbortHandle>,
@@ -90,6 +95,7 @@ impl Pool {
             state: Mutex::default(),
             changed: Notify::new(),
             ended: Notify::new(),
+            client: Mutex::new(client),
             resolver,
             wake_writer,
             wake_reader,
@@ -97,7 +103,7 @@ impl Pool {
         let pool = Pool {
             shared: shared.clone(),
         };
-        threads::spawn("webhook io".into(), move || shared.run(runtime, client))?;
+        threads::spawn("webhook io".into(), move || shared.run(runtime))?;
         Ok(pool)
     }
 
@@ -108,13 +114,21 @@ impl Pool {
 
     pub(crate) fn change_rules(&self, guard: impl AddressGuard, roots: &Roots) {
         let client = Client::new(self.shared.resolver.clone(), guard, roots);
-        threads::lock(&self.shared.state).next_client = Some(Arc::new(client));
-        self.shared.changed.notify_one();
+        *threads::lock(&self.shared.client) = Arc::new(client);
     }
 
     pub fn submit(&self, attempts: Vec<Attempt>) {
+        self.submit_within(&[], attempts);
+    }
+
+    /// Of each of these endpoints no more than so many are under way at a time, until all that it has here have ended, or
+    /// one of them has failed: then none of those that wait follows, until there is another limit.
+    pub fn submit_within(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>) {
         let since = Instant::now();
         let mut state = threads::lock(&self.shared.state);
+        for (endpoint_id, most) in limits {
+            state.entrances.limit(*endpoint_id, *most);
+        }
         for attempt in attempts {
             let id = state.submitted;
             state.submitted += 1;
@@ -125,7 +139,7 @@ impl Pool {
                 task: None,
             };
             state.live.insert(id, live);
-            state.inbox.push((id, attempt));
+            state.entrances.push(id, attempt);
         }
         if state.aborted {
             self.shared.interrupt(&mut state);
@@ -182,46 +196,41 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn run(self: Arc<Self>, runtime: Runtime, client: Arc<Client>) {
+    fn run(self: Arc<Self>, runtime: Runtime) {
         let _ = threads::catch(|| {
-            runtime.block_on(self.clone().begin(client));
+            runtime.block_on(self.clone().begin());
             drop(runtime);
         });
         // Nobody waits for a thread that is gone.
         self.abort();
     }
 
-    async fn begin(self: Arc<Self>, mut client: Arc<Client>) {
+    async fn begin(self: Arc<Self>) {
         tokio::spawn(self.clone().tell());
         loop {
             self.changed.notified().await;
+            let client = threads::lock(&self.client).clone();
             let mut state = threads::lock(&self.state);
             if state.closed {
                 return;
             }
-            if let Some(next) = state.next_client.take() {
-                client = next;
-            }
-            for (id, attempt) in mem::take(&mut state.inbox) {
-                if let Some(live) = state.live.get_mut(&id) {
-                    let performing = self.clone().perform(id, attempt, client.clone());
-                    live.task = Some(tokio::spawn(performing).abort_handle());
-                }
-            }
-        }
-    }
-
-    async fn perform(self: Arc<Self>, id: u64, attempt: Attempt, client: Arc<Client>) {
-        let mut delivering = pin!(client.deliver(&attempt, || self.goes_out(id)));
-        let result = threads::catch_async(delivering.as_mut())
-            .await
-            .unwrap_or_else(|panic| Err(Failure::invalid_request(panic)));
-        let mut state = threads::lock(&self.state);
-        if let Some(live) = state.live.remove(&id) {
-            state.outcomes.push(live.outcome(result));
-            if state.outcomes.len() == 1 {
-                self.ended.notify_one();
-            }
+            let State {
+                entrances, live, ..
+            } = &mut *state;
+            let now = Instant::now();
+            entrances.admit(|id, attempt| {
+                let Some(live) = live.get_mut(&id) else {
+                    return false;
+                };
+                let place = Place {
+                    shared: self.clone(),
+                    endpoint_id: live.key.endpoint_id,
+                };
+                let performing = place.perform(id, attempt, client.clone());
+                live.since = now;
+                live.task = Some(tokio::spawn(performing).abort_handle());
+                true
+            });
         }
     }
 
@@ -257,12 +266,47 @@ impl Shared {
     }
 
     fn interrupt(&self, state: &mut State) {
-        state.inbox.clear();
+        state.entrances = Entrances::default();
         for (_, live) in state.live.drain() {
             live.task.as_ref().inspect(|task| task.abort());
             state.outcomes.push(live.outcome(Err(interrupted())));
         }
         self.tell_host(state);
+    }
+}
+
+/// Of an attempt that is under way, at the entrance of its endpoint. A task that is aborted leaves it too.
+struct Place {
+    shared: Arc<Shared>,
+    endpoint_id: i32,
+}
+
+impl Place {
+    async fn perform(self, id: u64, attempt: Attempt, client: Arc<Client>) {
+        let shared = &self.shared;
+        let mut delivering = pin!(client.deliver(&attempt, || shared.goes_out(id)));
+        let result = threads::catch_async(delivering.as_mut())
+            .await
+            .unwrap_or_else(|panic| Err(Failure::invalid_request(panic)));
+        let mut state = threads::lock(&shared.state);
+        if !matches!(&result, Ok(response) if (200..300).contains(&response.status)) {
+            state.entrances.close(self.endpoint_id);
+        }
+        if let Some(live) = state.live.remove(&id) {
+            state.outcomes.push(live.outcome(result));
+            if state.outcomes.len() == 1 {
+                shared.ended.notify_one();
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = threads::lock(&self.shared.state);
+        if state.entrances.leave(self.endpoint_id) {
+            self.shared.changed.notify_one();
+        }
     }
 }
 

@@ -2,19 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use http::header::{
-    ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue,
-    TRANSFER_ENCODING, USER_AGENT,
-};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
 use http::{Method, Request, Uri};
 
 use crate::attempt::Attempt;
 use crate::failure::Failure;
-use crate::{body, signing};
+use crate::{body, header, signing};
 
 pub(crate) const OUR_USER_AGENT: &str = concat!("webhook/", env!("CARGO_PKG_VERSION"));
-/// Those that describe the message itself, or would change what the client does.
-const RESERVED: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, EXPECT];
 
 /// Not `Debug`: URL and headers are credentials.
 pub struct Preview {
@@ -50,23 +45,14 @@ pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u
     };
     let id = attempt.key.event_id.to_string();
     let timestamp = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let signature = signing::sign(&attempt.route.secrets, &id, timestamp, request.body())?;
+    let timestamp = timestamp.to_string();
+    let signature = signing::sign(&attempt.route.secrets, &id, &timestamp, request.body())?;
     let signature = text(&signature)?;
     let host = text(&host_and_port(request.uri()))?;
     let length = request.body().len();
 
+    *request.headers_mut() = header::render(attempt, &timestamp, request.body())?;
     let headers = request.headers_mut();
-    for (name, value) in &attempt.route.headers {
-        let invalid = || Failure::invalid_request("a header of the endpoint is not valid HTTP");
-        let name = HeaderName::try_from(name).map_err(|_| invalid())?;
-        let value = HeaderValue::try_from(value).map_err(|_| invalid())?;
-        if RESERVED.contains(&name) {
-            return Err(Failure::invalid_request(format!(
-                "an endpoint cannot set the header {name}"
-            )));
-        }
-        headers.append(name, value);
-    }
     headers
         .entry(ACCEPT)
         .or_insert(HeaderValue::from_static("*/*"));
@@ -76,7 +62,7 @@ pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(USER_AGENT, HeaderValue::from_static(OUR_USER_AGENT));
     headers.insert("webhook-id", text(&id)?);
-    headers.insert("webhook-timestamp", timestamp.into());
+    headers.insert("webhook-timestamp", text(&timestamp)?);
     headers.insert("webhook-signature", signature.clone());
     headers.insert("x-webhook-signature", signature);
     headers.insert("x-webhook-retry", attempt.earlier_attempts.into());
@@ -117,6 +103,7 @@ mod tests {
 
     use super::*;
     use crate::attempt::Route;
+    use crate::header::Header;
     use crate::loopback::{attempt_on, attempt_to, route_to};
 
     #[test]
@@ -139,9 +126,9 @@ mod tests {
     fn a_preview_is_the_rendered_request_as_text() {
         let attempt = attempt_on(Arc::new(Route {
             headers: vec![
-                ("X-Key".into(), "one".into()),
-                ("x-key".into(), "two".into()),
-                ("Accept".into(), "application/json".into()),
+                Header::new("X-Key", "one"),
+                Header::new("x-key", "two"),
+                Header::new("Accept", "application/json"),
             ],
             ..route_to("HTTP://127.0.0.1:8080?a=b")
         }));

@@ -2,6 +2,7 @@
 //! whose public key is all that the receiver needs.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use hmac::digest::Output;
 use hmac::{Hmac, Mac};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
@@ -19,13 +20,12 @@ const HALF: usize = 32;
 pub(crate) fn sign(
     secrets: &[String],
     id: &str,
-    timestamp: u64,
+    timestamp: &str,
     body: &[u8],
 ) -> Result<String, Failure> {
     if secrets.is_empty() {
         return Err(Failure::invalid_request("the endpoint has no secret"));
     }
-    let timestamp = timestamp.to_string();
     let content = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
     let signatures: Result<Vec<_>, Failure> = secrets
         .iter()
@@ -37,11 +37,18 @@ pub(crate) fn sign(
     Ok(signatures?.join(" "))
 }
 
-fn sign_with_secret(secret: &str, content: &[&[u8]]) -> Result<String, Failure> {
-    let mut mac = keyed(secret)
-        .ok_or_else(|| Failure::invalid_request("a secret is not whsec_ and base64"))?;
+/// HMAC-SHA256 of what the parts are together, by a key of any length.
+pub(crate) fn hmac(key: &[u8], content: &[&[u8]]) -> Result<Output<Sha256>, Failure> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key)
+        .map_err(|_| Failure::invalid_request("the HMAC secret cannot be used"))?;
     content.iter().for_each(|part| mac.update(part));
-    let signature = BASE64_STANDARD.encode(mac.finalize().into_bytes());
+    Ok(mac.finalize().into_bytes())
+}
+
+fn sign_with_secret(secret: &str, content: &[&[u8]]) -> Result<String, Failure> {
+    let key = key_of(secret)
+        .ok_or_else(|| Failure::invalid_request("a secret is not whsec_ and base64"))?;
+    let signature = BASE64_STANDARD.encode(hmac(&key, content)?);
     Ok(format!("v1,{signature}"))
 }
 
@@ -84,14 +91,11 @@ fn random() -> Result<[u8; HALF], rand::rand_core::OsError> {
     Ok(bytes)
 }
 
-fn keyed(secret: &str) -> Option<Hmac<Sha256>> {
+fn key_of(secret: &str) -> Option<Vec<u8>> {
     let key = BASE64_STANDARD
         .decode(secret.strip_prefix("whsec_")?)
         .ok()?;
-    if key.is_empty() {
-        return None;
-    }
-    Hmac::new_from_slice(&key).ok()
+    (!key.is_empty()).then_some(key)
 }
 
 fn key_pair(base64: &str) -> Option<Ed25519KeyPair> {
@@ -108,7 +112,7 @@ mod tests {
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const KEY: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
     const ID: &str = "msg_p5jXN8AQM9LWM0D4loKWxJek";
-    const TIMESTAMP: u64 = 1614265330;
+    const TIMESTAMP: &str = "1614265330";
     const BODY: &[u8] = br#"{"test": 2432232314}"#;
 
     #[test]

@@ -188,15 +188,25 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     /// Takes what has ended from the wire.
     pub(crate) fn collect(&mut self) {
+        let mut failed = HashSet::new();
         for outcome in self.wire.take_outcomes() {
-            let (quality, ended) = (Quality::of(&outcome), outcome.ended);
+            let (quality, duration, ended) =
+                (Quality::of(&outcome), outcome.duration, outcome.ended);
             let endpoint_id = outcome.key.endpoint_id;
             if let Some(flight) = self.ledger.end(Ending::from(outcome))
                 && let Some(quality) = quality
             {
                 self.admission
-                    .note(endpoint_id, quality, flight.begun, ended);
+                    .note(endpoint_id, quality, flight.begun, duration, ended);
             }
+            if quality != Some(Quality::Good) && self.ledger.out_to(endpoint_id) > 0 {
+                failed.insert(endpoint_id);
+            }
+        }
+        if !failed.is_empty() {
+            let limit = |id: i32| (id, self.admission.limit(id));
+            let limits: Vec<_> = failed.into_iter().map(limit).collect();
+            self.wire.submit(&limits, Vec::new());
         }
     }
 
@@ -345,7 +355,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
             let was_closed = self.admission.breaker_is_closed(due.endpoint_id);
             self.admission.learn(due, now);
             self.agenda.learn(due, now);
-            if was_closed && !due.breaker_is_closed {
+            let has_opened = was_closed && !due.breaker_is_closed;
+            let is_served = due.position.is_some();
+            if (has_opened || !is_served) && self.ledger.out_to(due.endpoint_id) > 0 {
                 self.withdraw(|key| key.endpoint_id == due.endpoint_id);
             }
         }
@@ -357,16 +369,16 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 .claim(attempt.key, attempt.payload.len(), is_own, now);
             let got = got.entry(attempt.key.endpoint_id).or_default();
             got.all += 1;
-            got.of_the_rate += usize::from(attempt.event_type != "webhook.test");
+            got.of_the_rate += usize::from(!attempt.is_test());
         }
         for ending in exchanged.claimed.endings {
             self.ledger.claim(ending.key, 0, false, now);
             got.entry(ending.key.endpoint_id).or_default().all += 1;
             self.ledger.end(ending);
         }
-        self.wire.submit(exchanged.claimed.attempts);
 
         let mut pause = Duration::MAX;
+        let mut limits = Vec::with_capacity(wishes.of_endpoints.len());
         for wish in &wishes.of_endpoints {
             let got = got.get(&wish.endpoint_id).copied().unwrap_or_default();
             // A probe is no attempt that the rate counts.
@@ -377,6 +389,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             let in_flight = self.ledger.out_to(wish.endpoint_id);
             self.admission
                 .claimed(wish.endpoint_id, of_the_rate, in_flight, now);
+            limits.push((wish.endpoint_id, self.admission.limit(wish.endpoint_id)));
             if got.all == 0 {
                 self.agenda.put_off_what_is_due(wish.endpoint_id, now);
             } else if got.all >= wish.count {
@@ -384,6 +397,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 pause = Duration::ZERO;
             }
         }
+        self.wire.submit(&limits, exchanged.claimed.attempts);
         if self.ledger.has_endings() {
             pause = pause.min(LOCKED_RETRY);
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Format, Key, Route};
+use webhook_delivery::{Attempt, Format, Header, Key, Route};
 
 use crate::figures::Figures;
 use crate::known_routes::KnownRoutes;
@@ -441,6 +441,7 @@ struct ReportedRoute {
     url: String,
     headers: BTreeMap<String, serde_json::Value>,
     secrets: Option<Vec<String>>,
+    hmac_secrets: Option<Vec<String>>,
     connect_timeout_ms: Option<i32>,
     timeout_ms: Option<i32>,
     format: String,
@@ -513,17 +514,18 @@ impl From<ReportedRoute> for Route {
             headers: route.headers.into_iter().map(header).collect(),
             format: Format::named(&route.format, route.template, route.source),
             secrets: route.secrets.unwrap_or_default(),
+            hmac_secrets: route.hmac_secrets.unwrap_or_default(),
             connect_timeout: milliseconds(route.connect_timeout_ms),
             timeout: milliseconds(route.timeout_ms),
         }
     }
 }
 
-fn header((name, value): (String, serde_json::Value)) -> (String, String) {
+fn header((name, value): (String, serde_json::Value)) -> Header {
     match value {
-        serde_json::Value::String(text) => (name, text),
+        serde_json::Value::String(text) => Header::new(&name, &text),
         // The table refuses it; a row may be older than its check.
-        other => (name, other.to_string()),
+        other => Header::new(&name, &other.to_string()),
     }
 }
 

@@ -4,7 +4,9 @@ use webhook_delivery::{Attempt, Key, Outcome, Pool};
 
 /// Every attempt that is submitted comes back once as an outcome or is withdrawn. No method blocks.
 pub trait Wire {
-    fn submit(&self, attempts: Vec<Attempt>);
+    /// Of each of these endpoints at most so many attempts are under way at a time; the others wait. After a failure they
+    /// wait for another limit.
+    fn submit(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>);
     fn take_outcomes(&self) -> Vec<Outcome>;
     /// Takes back those of these that no byte of has gone out.
     fn withdraw(&self, which: &dyn Fn(&Key) -> bool) -> Vec<Key>;
@@ -13,8 +15,8 @@ pub trait Wire {
 }
 
 impl Wire for Pool {
-    fn submit(&self, attempts: Vec<Attempt>) {
-        Pool::submit(self, attempts);
+    fn submit(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>) {
+        self.submit_within(limits, attempts);
     }
 
     fn take_outcomes(&self) -> Vec<Outcome> {

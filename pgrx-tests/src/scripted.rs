@@ -303,7 +303,7 @@ fn failure(outcome: &Outcome) -> Failure {
 }
 
 impl Wire for Script {
-    fn submit(&self, attempts: Vec<Attempt>) {
+    fn submit(&self, _: &[(i32, usize)], attempts: Vec<Attempt>) {
         let claims = attempts.iter().map(|attempt| Claim {
             event: attempt.key.event_id,
             endpoint: attempt.key.endpoint_id,

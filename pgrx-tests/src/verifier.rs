@@ -1,4 +1,6 @@
-//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm, `cloudevents` of PyPI. Signatures by keys, which those know nothing of, as docs/receiving.md tells receivers to, with the ed25519 of OpenSSL in Node.
+//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm, `cloudevents` of
+//! PyPI, and those of other senders. Signatures by keys, which those know nothing of, as docs/receiving.md tells receivers to,
+//! with the ed25519 of OpenSSL in Node.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -13,6 +15,8 @@ use crate::receiver::Request;
 const PYTHON: &str = include_str!("../verifiers/verify.py");
 const JAVASCRIPT: &str = include_str!("../verifiers/verify.js");
 const KEY: &str = include_str!("../verifiers/verify_key.js");
+const PROVIDER: &str = include_str!("../verifiers/verify_provider.js");
+const SLACK: &str = include_str!("../verifiers/verify_slack.py");
 const RECEIVING: &str = include_str!("../../docs/receiving.md");
 const CLOUDEVENT: &str = include_str!("../verifiers/parse_cloudevent.py");
 
@@ -44,6 +48,20 @@ pub fn verify_by_key(public_key: &str, request: &Request) -> Result<(), String> 
     let mut node = Command::new(virtual_environment().join("bin/node"));
     let program = format!("{example}\n{KEY}");
     verdict(node.args(["-e", &program]), public_key, request)
+}
+
+/// By the library of another sender: github, shopify, slack or stripe.
+#[track_caller]
+pub fn verify_as(provider: &str, secret: &str, request: &Request) -> Result<(), String> {
+    let venv = virtual_environment();
+    if provider == "slack" {
+        let mut python = Command::new(venv.join("bin/python3"));
+        return verdict(python.args(["-c", SLACK]), secret, request);
+    }
+    let mut node = Command::new(venv.join("bin/node"));
+    // Where `import` looks for node_modules; it knows no NODE_PATH.
+    node.current_dir(&venv);
+    verdict(node.args(["-e", PROVIDER, provider]), secret, request)
 }
 
 /// The event's `attributes` and `data`; `Err` says why the library did not take it for one.

@@ -124,12 +124,12 @@ impl Drop for Guarded {
 }
 
 impl Wire for Guarded {
-    fn submit(&self, attempts: Vec<Attempt>) {
+    fn submit(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>) {
         if self.silence.is_too_long() {
             let keys = attempts.iter().map(|attempt| attempt.key);
             lock(&self.taken_back).extend(keys);
         } else {
-            self.pool.submit(attempts);
+            self.pool.submit_within(limits, attempts);
         }
     }
 

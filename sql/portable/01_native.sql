@@ -107,6 +107,13 @@ BEGIN
         USING HINT = 'CALL webhook_test(..) has a relay send an event with it, and shows what is wrong.';
 END $$;
 
+CREATE OR REPLACE FUNCTION webhook.header_value_problem(value text, OUT problem text, OUT remedy text) RETURNS SETOF record
+    LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE NOTICE 'the template of a header is not checked: that takes the library'
+        USING HINT = 'CALL webhook_test(..) has a relay send an event with it, and shows what is wrong.';
+END $$;
+
 -- For a HINT: the names that are close to one that does not exist. None is found here.
 CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -115,6 +122,7 @@ CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETUR
 CREATE OR REPLACE FUNCTION webhook.render_request(
     event_id uuid, event_type text, tenant text, occurred_at text, payload text, earlier_attempts int,
     url text, header_names text[], header_values text[], format text, template text, source text, secrets text[],
+    hmac_secrets text[],
     OUT sent_url text, OUT sent_header_names text[], OUT sent_header_values text[], OUT body text)
     RETURNS SETOF record
     LANGUAGE plpgsql VOLATILE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

@@ -20,6 +20,7 @@ use super::{EXCERPT, MAX_ADDRESSES, excerpt, wait_asked_for};
 use crate::address_guard::AddressGuard;
 use crate::attempt::{Attempt, Key, Outcome, Response, Route};
 use crate::failure::{Failure, FailureKind};
+use crate::header::Header;
 use crate::loopback::{
     OK, SECRET, anywhere, attempt_on, attempt_to, copy_of, hold, is_readable, read_request,
     route_to, serve, serve_always,
@@ -152,10 +153,10 @@ fn sends_a_standard_webhook_that_a_third_party_library_verifies() {
     let newer = format!("whsec_{}", BASE64_STANDARD.encode([7; 24]));
     let mut attempt = attempt_on(Arc::new(Route {
         headers: vec![
-            ("Authorization".into(), "Bearer token".into()),
-            ("webhook-id".into(), "forged".into()),
-            ("content-type".into(), "text/plain".into()),
-            ("User-Agent".into(), "forged".into()),
+            Header::new("Authorization", "Bearer token"),
+            Header::new("webhook-id", "forged"),
+            Header::new("content-type", "text/plain"),
+            Header::new("User-Agent", "forged"),
         ],
         secrets: vec![newer.clone(), SECRET.into()],
         ..route_to(format!("http://{address}/hook?a=b"))
@@ -198,7 +199,7 @@ fn what_is_rendered_is_all_that_is_sent() {
         stream.get_mut().write_all(OK).unwrap();
     });
     let attempt = attempt_on(Arc::new(Route {
-        headers: vec![("X-Key".into(), "1".into()), ("x-key".into(), "2".into())],
+        headers: vec![Header::new("X-Key", "1"), Header::new("x-key", "2")],
         ..route_to(format!("http://{address}/hook"))
     }));
     client().deliver(&attempt).unwrap();
@@ -423,7 +424,7 @@ fn bad_urls_and_headers_are_invalid_requests_that_show_neither() {
         ("host", "hidden"),
     ] {
         let failure = failure(&attempt_on(Arc::new(Route {
-            headers: vec![(name.into(), value.into())],
+            headers: vec![Header::new(name, value)],
             ..route_to("http://127.0.0.1:1/")
         })));
         assert_eq!(failure.kind, FailureKind::InvalidRequest, "{name}");

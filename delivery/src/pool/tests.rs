@@ -72,6 +72,46 @@ fn serve_held(connections: usize) -> (String, mpsc::Receiver<()>, mpsc::Sender<(
 }
 
 #[test]
+fn no_more_than_the_limit_of_an_endpoint_are_under_way_and_all_come_back() {
+    let (url, arrivals, release) = serve_held(3);
+    let pool = pool_with(|| Ok(()));
+    let attempts: Vec<_> = (0..10).map(|_| attempt_to(&*url)).collect();
+    pool.submit_within(&[(attempts[0].key.endpoint_id, 3)], attempts);
+    for left in (1..=10_usize).rev() {
+        for _ in 0..if left == 10 {
+            3
+        } else {
+            usize::from(left >= 3)
+        } {
+            arrivals.recv_timeout(PATIENCE).expect("a request");
+        }
+        assert!(arrivals.try_recv().is_err(), "more than three at a time");
+        release.send(()).unwrap();
+        assert_eq!(collect(&pool, 1).len(), 1);
+    }
+}
+
+#[test]
+fn requests_that_are_withdrawn_while_they_connect_make_room_for_those_that_wait() {
+    let hangs = Arc::new(Mutex::new(()));
+    let is_held = threads::lock(&hangs);
+    let resolves = hangs.clone();
+    let lookup = move |_: &str| {
+        drop(threads::lock(&resolves));
+        Ok(vec![IpAddr::from([127, 0, 0, 1])])
+    };
+    let pool = pool_that(lookup, anywhere());
+    let address = serve_always(1, OK);
+    let connecting = attempt_to("http://somewhere.invalid/");
+    let waiting = attempt_to(format!("http://{address}/"));
+    let (limits, key) = ([(connecting.key.endpoint_id, 1)], connecting.key);
+    pool.submit_within(&limits, vec![connecting, waiting]);
+    assert_eq!(pool.withdraw(|other| *other == key), [key]);
+    assert!(collect(&pool, 1)[0].result.is_ok());
+    drop(is_held);
+}
+
+#[test]
 fn every_attempt_comes_back_once_and_every_wake_up_has_a_reason() {
     let address = serve_always(500, OK);
     let pool = pool_with(|| Ok(()));

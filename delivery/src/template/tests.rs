@@ -1,3 +1,4 @@
+use super::placeholder::{MAX_NAMES, MAX_SHOWN};
 use super::*;
 use crate::stopwatch::Stopwatch;
 

@@ -13,7 +13,14 @@ struct Scene {
 }
 
 impl Scene {
+    /// Nothing is claimed ahead.
     fn with(most: usize) -> Self {
+        let mut scene = Scene::ahead(most);
+        scene.admission.ahead = Duration::ZERO;
+        scene
+    }
+
+    fn ahead(most: usize) -> Self {
         Scene {
             admission: Admission::new(most),
             ledger: Ledger::default(),
@@ -85,8 +92,9 @@ impl Scene {
         let keys = self.ledger.keys_out().into_iter();
         for key in keys.filter(|key| key.endpoint_id == endpoint) {
             let flight = self.ledger.end(Ending::released(key)).unwrap();
+            let took = self.now - flight.begun;
             self.admission
-                .note(endpoint, quality, flight.begun, self.now);
+                .note(endpoint, quality, flight.begun, took, self.now);
         }
     }
 
@@ -213,6 +221,27 @@ fn attempts_in_any_second_are_no_more_than_the_rate_and_one_bucket() {
     // Five seconds: the bucket of the beginning, and what has come since.
     assert!((58..=60).contains(&sent.len()), "{}", sent.len());
     assert!(sent.windows(21).all(|window| window[20] - window[0] > 100));
+}
+
+#[test]
+fn a_full_bucket_gains_nothing_while_it_is_asked_for() {
+    let mut scene = Scene::with(1000);
+    let ten = Due {
+        rate_limit: Some(10.0),
+        max_in_flight: Some(100),
+        ..CLOSED
+    };
+    scene.learn(1, ten);
+    scene.proven(1);
+    scene.round(1, Quality::Good);
+    scene.pass(2000);
+    assert_eq!(scene.wish(1), 10);
+    scene.pass(50);
+    scene.begin(1, 10);
+    scene.pass(90);
+    assert_eq!(scene.wish(1), 0);
+    scene.pass(10);
+    assert_eq!(scene.wish(1), 1);
 }
 
 #[test]
@@ -365,7 +394,102 @@ fn an_endpoint_that_was_well_before_this_sender_came_needs_no_room_of_newcomers(
     assert!(scene.wish(12) > 0);
     // What this sender has seen itself counts more.
     scene.learn(11, CLOSED);
-    scene.admission.note(11, Quality::Bad, scene.now, scene.now);
+    scene
+        .admission
+        .note(11, Quality::Bad, scene.now, Duration::ZERO, scene.now);
     scene.learn(11, well);
     assert_eq!(scene.wish(11), 0);
+}
+
+/// What an endpoint gets that takes so many milliseconds, after some round trips, and how much of it may be under way.
+fn claimed_for_one_that_takes(milliseconds: u64, due: Due) -> (usize, usize) {
+    let mut scene = Scene::ahead(1000);
+    scene.learn(1, due);
+    for _ in 0..10 {
+        scene.claim(&[1]);
+        scene.pass(milliseconds);
+        scene.end(1, Quality::Good);
+    }
+    (scene.wish(1), scene.admission.limit(1))
+}
+
+#[test]
+fn a_quick_endpoint_is_claimed_for_ahead_of_its_window() {
+    for (milliseconds, ahead) in [(1, 200), (10, 200), (20, 100), (100, 20), (5000, 0)] {
+        let claimed = claimed_for_one_that_takes(milliseconds, CLOSED);
+        assert_eq!(claimed, (100 + ahead, 100), "{milliseconds} ms");
+    }
+    let narrow = Due {
+        max_in_flight: Some(4),
+        ..CLOSED
+    };
+    assert_eq!(claimed_for_one_that_takes(1, narrow), (12, 4));
+}
+
+#[test]
+fn nothing_is_claimed_ahead_for_one_that_has_a_rate_or_is_in_doubt() {
+    let with_a_rate = Due {
+        rate_limit: Some(1e6),
+        ..CLOSED
+    };
+    assert_eq!(claimed_for_one_that_takes(1, with_a_rate), (100, 100));
+
+    let mut scene = Scene::ahead(1000);
+    scene.round(1, Quality::Good);
+    scene.pass(1);
+    scene.round(1, Quality::Bad);
+    assert_eq!((scene.wish(1), scene.admission.limit(1)), (16, 16));
+}
+
+#[test]
+fn requests_that_wait_take_no_room_of_others_and_are_so_many_at_most() {
+    let mut scene = Scene::ahead(1000);
+    let endpoints: Vec<i32> = (1..=20).collect();
+    for endpoint in &endpoints {
+        scene.proven(*endpoint);
+    }
+    for _ in 0..20 {
+        scene.claim(&endpoints);
+        scene.pass(1);
+        for endpoint in &endpoints {
+            scene.end(*endpoint, Quality::Good);
+        }
+    }
+    let claimed: usize = scene.claim(&endpoints).values().sum();
+    let may_be_under_way = endpoints.iter().map(|id| scene.admission.limit(*id));
+    assert_eq!((claimed, may_be_under_way.sum()), (1000 + MOST_AHEAD, 1000));
+    assert_eq!(
+        scene.claim(&endpoints),
+        HashMap::new(),
+        "all of it is taken"
+    );
+    scene.proven(21);
+    assert_eq!(scene.wish(21), 0, "so many are in flight over all");
+}
+
+#[test]
+fn overload_narrows_what_may_be_under_way_at_once() {
+    let mut scene = Scene::ahead(1000);
+    for _ in 0..10 {
+        scene.claim(&[1]);
+        scene.pass(1);
+        scene.end(1, Quality::Good);
+    }
+    scene.claim(&[1]);
+    assert_eq!(scene.admission.limit(1), 100);
+    let (claimed, took) = (scene.now, Duration::ZERO);
+    (scene.admission).note(1, Quality::Overloaded, claimed, took, scene.now);
+    assert_eq!(scene.admission.limit(1), 50);
+}
+
+#[test]
+fn a_probe_waits_for_no_request_that_hangs() {
+    let mut scene = Scene::ahead(1000);
+    scene.claim(&[1]);
+    let open = Due {
+        breaker_is_closed: false,
+        ..CLOSED
+    };
+    scene.learn(1, open);
+    assert_eq!(scene.admission.limit(1), usize::MAX);
 }

@@ -195,7 +195,7 @@ impl Held {
 }
 
 impl Wire for Held {
-    fn submit(&self, attempts: Vec<Attempt>) {
+    fn submit(&self, _: &[(i32, usize)], attempts: Vec<Attempt>) {
         let keys = attempts.iter().map(|attempt| attempt.key);
         self.submitted.borrow_mut().extend(keys);
     }
@@ -239,6 +239,7 @@ fn attempt(n: u128) -> Attempt {
             headers: Vec::new(),
             format: Format::Standard,
             secrets: Vec::new(),
+            hmac_secrets: Vec::new(),
             connect_timeout: Duration::from_secs(1),
             timeout: Duration::from_secs(1),
         }),

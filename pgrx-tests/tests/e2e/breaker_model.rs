@@ -91,6 +91,7 @@ impl Case<'_> {
                 paused: false,
                 disabled: None,
                 breaker: Breaker::new(),
+                was_tested: false,
                 alerts: Vec::new(),
                 failed: 0,
             });
@@ -177,8 +178,8 @@ impl Case<'_> {
                 if !endpoint.breaker.is_closed() {
                     endpoint.alerts.push(closed(Some("by_hand")));
                 }
-                // Where nothing ever failed there is nothing to reset.
-                if endpoint.breaker != Breaker::new() {
+                // Where nothing ever failed and nobody has tested there is no breaker to reset.
+                if endpoint.breaker != Breaker::new() || endpoint.was_tested {
                     endpoint.breaker.close(self.now);
                 }
                 format!("SELECT webhook_reset_breaker('endpoint_{id}');")
@@ -251,6 +252,7 @@ impl Case<'_> {
             return;
         }
         endpoint.breaker.test = Some(event);
+        endpoint.was_tested = true;
         self.script += &format!(
             "INSERT INTO webhook.breaker (endpoint_id, test_event_id) VALUES ({}, '{event}')
              ON CONFLICT (endpoint_id) DO UPDATE SET test_event_id = excluded.test_event_id;",

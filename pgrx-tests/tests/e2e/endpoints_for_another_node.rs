@@ -38,7 +38,7 @@ fn an_administrator_takes_all_endpoints_to_another_node_by_one_statement_each() 
     here.execute("SELECT webhook_set_endpoint('orders', 'https://example.invalid/orders')");
     here.execute(
         r#"SELECT webhook_set_endpoint('acme/all', 'https://example.invalid/all', ARRAY['order.*', 'user.*'],
-               headers => '{"X-Key": "one"}', format => 'template', template => '{"text": "{{type}}"}',
+               headers => '{"X-Key": "one {{hmac_hex(body)}}"}', hmac_secret => 'of a receiver', format => 'template', template => '{"text": "{{type}}"}',
                filter => '$.data.total > 10', max_in_flight => 7, rate_limit => 2.5,
                metadata => '{"team": "shop"}')"#,
     );

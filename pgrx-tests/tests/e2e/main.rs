@@ -42,6 +42,7 @@ mod failover;
 mod filters;
 mod formats;
 mod harness;
+mod header_templates;
 mod health;
 mod hostile;
 mod idempotency;

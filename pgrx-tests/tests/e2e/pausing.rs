@@ -51,6 +51,38 @@ fn what_is_in_flight_when_it_is_paused_is_finished_and_its_retry_waits() {
 }
 
 #[test]
+fn a_pause_gives_back_deliveries_that_were_claimed_ahead() {
+    let database = database();
+    let receiver = orders(&database, "");
+    database.execute("SELECT webhook_set_endpoint('orders', max_in_flight => 4)");
+    let sending = "SELECT count(*) FROM webhook.delivery WHERE status = 'SENDING'";
+    let emit = |count: usize| {
+        database.execute(&format!(
+            "SELECT webhook_emit('order.created') FROM generate_series(1, {count})"
+        ));
+    };
+    emit(50);
+    receiver.wait_for_requests(50);
+    wait_for_empty_queue(&database);
+    receiver.hold("/orders");
+    emit(30);
+    receiver.wait_for_requests(54);
+    database.wait_until(&format!("SELECT ({sending}) > 4"));
+
+    database.execute("SELECT webhook_pause('orders')");
+    database.wait_until(&format!("SELECT ({sending}) = 4"));
+    receiver.release("/orders");
+    database.wait_until(&format!("SELECT ({sending}) = 0"));
+    wait_for_a_witness(&database);
+    assert_eq!(receiver.request_count(), 54);
+    database.execute("SELECT webhook_resume('orders')");
+    wait_for_empty_queue(&database);
+    assert_eq!(receiver.request_count(), 80);
+    let once = "SELECT bool_and(attempts = 1) FROM webhook.delivery";
+    assert!(database.query_one_value::<bool>(once));
+}
+
+#[test]
 fn pausing_again_changes_nothing() {
     let database = database();
     let _receiver = orders(&database, "");

@@ -10,7 +10,7 @@ use serde_json::json;
 use webhook_e2e::copies::dump_and_restore;
 use webhook_e2e::database::refusal;
 use webhook_e2e::process::unprivileged;
-use webhook_e2e::verifier::verify_by_key;
+use webhook_e2e::verifier::{verify_as, verify_by_key};
 use webhook_e2e::{Answer, Cluster, Database, Receiver, Relay};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
@@ -185,6 +185,33 @@ fn a_relay_signs_with_a_key_that_was_made_elsewhere() {
     receiver.wait_for_requests(1);
     let request = &receiver.requests()[0];
     assert_eq!(verify_by_key(&public, request), Ok(()));
+}
+
+#[test]
+fn a_relay_renders_templates_of_headers_and_says_what_is_wrong_with_one() {
+    const SECRET: &str = "It is a Secret to Everybody";
+    let shop = Shop::installed("headers");
+    let receiver = Receiver::start();
+    let url = receiver.url("/");
+    let set = |headers: &str| {
+        shop.as_admin(&format!(
+            "SELECT webhook_set_endpoint('orders', '{url}', headers => '{headers}', hmac_secret => '{SECRET}')"
+        ));
+    };
+    set(r#"{"X-Hub-Signature-256": "sha256={{hmac_hex(body)}}"}"#);
+    let _relay = shop.relay();
+    shop.as_admin("SELECT webhook_emit('order.created')");
+    receiver.wait_for_requests(1);
+    let request = &receiver.requests()[0];
+    assert_eq!(verify_as("github", SECRET, request), Ok(()));
+
+    set(r#"{"X-Signature": "{{hmac_md5(body)}}"}"#);
+    let called = shop.session().query_one("CALL webhook_test('orders')", &[]);
+    let error: String = called.unwrap().get("error");
+    assert!(
+        error.contains("the template of header x-signature is not valid"),
+        "{error}"
+    );
 }
 
 /// webhook.poll_interval is for hosts that are told of commits.

@@ -171,7 +171,8 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     database.add_endpoint_with(
         "orders",
         &receiver.url("/orders"),
-        "policy => 'fast', event_types => '{order.*}', headers => '{\"X-Key\": \"k\"}',
+        "policy => 'fast', event_types => '{order.*}', headers => '{\"X-Key\": \"{{hmac_hex(body)}}\"}',
+         hmac_secret => 'hmac_ of a receiver',
          format => 'template', template => '{\"text\": \"{{data.text}}\"}'",
     );
     database.add_endpoint_with(

@@ -211,6 +211,7 @@ fn security_definer_functions_are_only_those_we_know() {
             "webhook.replay_event",
             "webhook.reset_breaker",
             "webhook.resume",
+            "webhook.rotate_hmac_secret",
             "webhook.rotate_key",
             "webhook.rotate_secret",
             "webhook.routes_changed",

@@ -174,6 +174,7 @@ pub struct Endpoint {
     pub paused: bool,
     pub disabled: Option<String>,
     pub breaker: Breaker,
+    pub was_tested: bool,
     pub alerts: Vec<Alert>,
     pub failed: i64,
 }
