@@ -27,7 +27,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer python3-v
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api freeze chaos soak bench peers
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api freeze chaos fuzz soak bench peers
 .PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
 
 help: ## list the targets
@@ -144,10 +144,11 @@ hosts: e2e ## the tests of delivery on the other two hosts
 # What the server itself may do otherwise in another version.
 VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies::
 
-versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18
+versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18; pg_upgrade
 	@for version in 16 17 18; do \
 		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" || exit 1; \
 	done
+	@env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=15 TESTS=chaos::upgrade_to
 
 upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)
@@ -174,15 +175,34 @@ freeze: reference api ## make the release of this version: its scripts, its API 
 # It prints each seed; SEEDS=1 FIRST=7 ONLY='wall clock' runs one of them again, and prints its part of the page.
 SEEDS := 3
 FIRST := 1
-chaos: install ## what survives whatever breaks: SEEDS=3 runs of each case; writes docs/reliability.md
+chaos: install ## what survives whatever breaks: SEEDS=3 runs of each case, and fuzz; writes docs/reliability.md
 	cargo build --quiet --package webhook-e2e --bins
 	@$(TARGET)/debug/chaos $(SEEDS) $(FIRST) '$(ONLY)' >$(TARGET)/reliability.md; status=$$?; \
 		if [ -z '$(ONLY)' ]; then cp $(TARGET)/reliability.md docs/; else cat $(TARGET)/reliability.md; fi; exit $$status
+	@[ -n '$(ONLY)' ] || $(MAKE) --no-print-directory fuzz
+
+# Coverage-guided as by cargo-fuzz, but for its sanitizers: they need a nightly compiler.
+SECONDS := 600
+FUZZED := request response
+FUZZ := $(TARGET)/fuzz
+FUZZ_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
+INSTRUMENTED := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares
+fuzz: ## coverage-guided fuzzing of what we parse, for SECONDS=600 in all
+	RUSTFLAGS="$(INSTRUMENTED)" cargo build --quiet --release --manifest-path fuzz/Cargo.toml \
+		--target $(FUZZ_TARGET) --target-dir $(FUZZ)
+	@for target in $(FUZZED); do \
+		mkdir -p $(FUZZ)/corpus/$$target && \
+		$(FUZZ)/$(FUZZ_TARGET)/release/$$target -max_total_time=$$(($(SECONDS) / $(words $(FUZZED)))) -seed=$(FIRST) \
+			-max_len=2048 -timeout=10 -rss_limit_mb=1024 -verbosity=0 -print_final_stats=1 \
+			-artifact_prefix=$(FUZZ)/$$target- $(FUZZ)/corpus/$$target fuzz/seeds/$$target || exit 1; \
+	done
 
 MINUTES := 10
-soak: install ## a mix of loads for MINUTES=10: memory, files, threads, tables and transaction ids stay flat
+soak: install ## a mix of loads for MINUTES=10: memory, files, threads, tables, transaction ids; writes docs/images/soak.svg
 	cargo build --quiet --package webhook-e2e --bins
-	$(TARGET)/debug/soak $(MINUTES) $(FIRST)
+	$(TARGET)/debug/soak $(MINUTES) $(FIRST) docs/images/soak.svg
 
 # ONLY=fairness runs one section; bench/src/main.rs lists them and what OPTIONS= may say, such as --quick.
 bench: install venv peers ## beside other systems, and under load; ONLY=fairness OPTIONS=--quick; 30 minutes

@@ -134,10 +134,10 @@ END $$;
 -- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
 -- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
 -- one payload at most. The queue of an endpoint is read from positions[i]. `new_routes` are those of these endpoints whose
--- route is not the one that known_routes[i] stands for.
+-- route is not the one that known_routes[i] stands for. Where breakers are locked, all of these endpoints are taken to be well.
 CREATE OR REPLACE FUNCTION webhook.pick(
     endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[], known_routes text[],
-    our_origin text, OUT picked tid[], OUT new_routes int[])
+    our_origin text, breakers_are_locked boolean, OUT picked tid[], OUT new_routes int[])
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -147,22 +147,32 @@ DECLARE
     some_are_ordered boolean;
     some_are_coalesced boolean;
     some_are_guarded boolean;
+    breakers webhook.breaker[];
 BEGIN
+    -- A statement of their own, since one that names the table would wait for whoever has locked it.
+    IF NOT breakers_are_locked THEN
+        breakers := ARRAY(SELECT breaker.b
+                          FROM unnest(endpoint_ids) WITH ORDINALITY AS w (endpoint_id, ordinal)
+                          LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = w.endpoint_id LIMIT 1) breaker ON true
+                          ORDER BY w.ordinal);
+    END IF;
     FOR round IN 1..5 LOOP
         SELECT array_agg(due.row_id) FILTER (WHERE due.row_id IS NOT NULL), array_agg(due.bytes) FILTER (WHERE due.row_id IS NOT NULL),
                sum(due.bytes), bool_or(due.is_ordered), bool_or(due.is_coalesced),
                bool_or(guard.state <> 'CLOSED' OR guard.retries_before IS NOT NULL OR guard.test_event_id IS NOT NULL),
                array_agg(DISTINCT e.id) FILTER (WHERE e.stamp IS DISTINCT FROM w.known_route)
         INTO picked, sizes, bytes, some_are_ordered, some_are_coalesced, some_are_guarded, new_routes
-        FROM unnest(endpoint_ids, capacities, positions, known_routes) AS w (endpoint_id, capacity, position, known_route)
+        FROM unnest(endpoint_ids, capacities, positions, known_routes) WITH ORDINALITY
+            AS w (endpoint_id, capacity, position, known_route, ordinal)
         CROSS JOIN LATERAL (
             SELECT e.id, e.origin = our_origin AS is_ours, e.disabled_at, e.paused_at, route.stamp
             FROM webhook.endpoint e, webhook.route_stamp(e.id, e.xmin, e.policy, e.format) route
             WHERE e.id = w.endpoint_id LIMIT 1
         ) e
-        LEFT JOIN LATERAL (
-            SELECT b.state, b.retries_before, b.test_event_id FROM webhook.breaker b WHERE b.endpoint_id = e.id LIMIT 1
-        ) guard ON true
+        -- Once for each endpoint, and not for each row.
+        CROSS JOIN LATERAL (
+            SELECT (breakers[w.ordinal]).state, (breakers[w.ordinal]).retries_before, (breakers[w.ordinal]).test_event_id OFFSET 0
+        ) guard
         LEFT JOIN LATERAL (
             SELECT q.ctid AS row_id, q.ordering_key IS NOT NULL AS is_ordered, q.coalesce_key IS NOT NULL AS is_coalesced,
                    coalesce(q.payload_bytes, (SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes

@@ -14,11 +14,14 @@
 --
 -- An attempt is counted when it is claimed and not when it ends, so that a delivery that kills its worker runs out of attempts.
 -- The payload is null where somebody has deleted or redacted the event.
+--
+-- Where somebody has locked the table of breakers (VACUUM FULL does), a sender asks with `breakers_are_locked` for endpoints that it
+-- knows to be well, and hands nothing in. Such a call reads no breaker, so nothing is due by it either.
 CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
     asked_endpoint_ids int[], positions float8[], instance int, capacities int[], byte_rooms bigint[], byte_room bigint,
-    known_routes text[] DEFAULT NULL, asked_for_outcomes int DEFAULT 0)
+    known_routes text[] DEFAULT NULL, asked_for_outcomes int DEFAULT 0, breakers_are_locked boolean DEFAULT false)
     RETURNS TABLE (event_id uuid, endpoint_id int, claim_seq bigint, earlier_attempts int, event_type text, payload text,
                    occurred_at text, tenant text, report json)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -58,7 +61,7 @@ BEGIN
     END IF;
     IF cardinality(wished_endpoint_ids) > 0 THEN
         claims := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
-                               known_routes, our_origin);
+                               known_routes, our_origin, breakers_are_locked);
         IF cardinality(claims.picked) > 0 THEN
             -- They are locked, so they keep their ctids.
             RETURN QUERY
@@ -87,5 +90,5 @@ BEGIN
            json_build_object(
                'locked', locked, 'finished', finished, 'routes', routes,
                'due', (SELECT json_agg(d) FROM webhook.due(asked_endpoint_ids, positions, our_origin) d
-                       WHERE cardinality(asked_endpoint_ids) > 0));
+                       WHERE cardinality(asked_endpoint_ids) > 0 AND NOT breakers_are_locked));
 END $$;

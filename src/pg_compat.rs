@@ -53,6 +53,17 @@ pub fn owns_database(database: pg_sys::Oid) -> bool {
 /// Whether a background worker may connect as a role without LOGIN.
 pub const CONNECTS_WITHOUT_LOGIN: bool = cfg!(any(feature = "pg17", feature = "pg18"));
 
+/// For as long as the process lives.
+pub fn wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    // SAFETY: a plain read, on the main thread.
+    let owner = unsafe { pg_sys::TopMemoryContext };
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    let owner = std::ptr::null_mut();
+    // SAFETY: the owner outlives the set.
+    unsafe { pg_sys::CreateWaitEventSet(owner, events) }
+}
+
 /// Connects this background worker to the database as that role.
 pub fn connect_worker_as(role: pg_sys::Oid, database: pg_sys::Oid) {
     #[cfg(any(feature = "pg15", feature = "pg16"))]

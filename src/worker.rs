@@ -5,6 +5,7 @@
 
 mod open_files;
 mod shortage;
+mod wait_set;
 
 use crate::launcher;
 use crate::memory;
@@ -20,6 +21,7 @@ use pgrx::prelude::*;
 use shortage::Shortage;
 use std::path::Path;
 use std::time::Duration;
+use wait_set::WaitSet;
 use webhook_delivery::{Pool, Roots, Setup};
 use webhook_engine::{
     Config, End, Engine, Examined, Hold, Identity, Notice, Program, SqlStore, Store, Trouble, Wake,
@@ -250,6 +252,7 @@ struct Worker {
     setup: Setup,
     engine: Engine<SqlStore<SpiConnection>, Pool>,
     shortage: Shortage,
+    waits: WaitSet,
     /// Claims nothing more, and leaves when nothing is in flight.
     makes_room: bool,
     reported: Option<(State, i32, bool)>,
@@ -276,6 +279,7 @@ impl Worker {
             let message = format!("cannot start the thread that sends requests: {error}");
             Trouble::new("53000", message)
         })?;
+        let waits = WaitSet::of(pool.wake_fd());
         Ok(Worker {
             database,
             session,
@@ -290,6 +294,7 @@ impl Worker {
                 examined.database,
             ),
             shortage: Shortage::default(),
+            waits,
             makes_room: false,
             reported: None,
         })
@@ -338,7 +343,7 @@ impl Worker {
         if pg_compat::is_terminated() || self.has_made_room() {
             return true;
         }
-        if wait_for_latch_or(self.engine.wire(), pause) {
+        if self.waits.wait(pause) {
             self.hear();
         }
         serve_interrupts();
@@ -474,8 +479,8 @@ impl Worker {
     /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
     fn stop(&mut self) {
         let back_in = self.makes_room.then(|| self.absence());
-        self.engine.stop(GRACE, |pool, left| {
-            wait_for_latch_or(pool, left);
+        self.engine.stop(GRACE, |_, left| {
+            self.waits.wait(left);
             serve_interrupts();
         });
         self.tell_notices();
@@ -526,31 +531,6 @@ fn load_roots(ca_file: Option<&Path>) -> Option<Roots> {
             );
         })
         .ok()
-}
-
-/// Waits for the latch or for outcomes; says whether it was the latch.
-fn wait_for_latch_or(pool: &Pool, timeout: Duration) -> bool {
-    let events = pg_sys::WL_LATCH_SET
-        | pg_sys::WL_SOCKET_READABLE
-        | pg_sys::WL_TIMEOUT
-        | pg_sys::WL_EXIT_ON_PM_DEATH;
-    let milliseconds = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128);
-    // SAFETY: the latch is this process's own, and the pool keeps its socket open as long as it lives.
-    unsafe {
-        let happened = pg_sys::WaitLatchOrSocket(
-            pg_sys::MyLatch,
-            events as i32,
-            pool.wake_fd(),
-            milliseconds as std::ffi::c_long,
-            pg_sys::PG_WAIT_EXTENSION,
-        );
-        let latch = happened as u32 & pg_sys::WL_LATCH_SET != 0;
-        // Set since, it is seen by the next wait.
-        if latch {
-            pg_sys::ResetLatch(pg_sys::MyLatch);
-        }
-        latch
-    }
 }
 
 /// Barriers and the like.

@@ -1,4 +1,6 @@
-//! Bars as SVG, drawn by hand: they are read on a light page and on a dark one.
+//! Bars.
+
+use webhook_e2e::svg::{self, WIDTH, escaped};
 
 use crate::report::number;
 
@@ -15,7 +17,6 @@ pub struct Bar {
     pub is_ceiling: bool,
 }
 
-const WIDTH: f64 = 760.0;
 const NAMES: f64 = 150.0;
 const FIGURES: f64 = 70.0;
 const BAR: f64 = 18.0;
@@ -23,23 +24,10 @@ const ROW: f64 = 26.0;
 const TITLE: f64 = 34.0;
 const TOP: f64 = 40.0;
 
-const STYLE: &str = "
-  text { font: 13px system-ui, sans-serif; fill: #1f2328; }
-  .title { font-size: 16px; font-weight: 600; }
-  .panel { font-weight: 600; }
-  .other { fill: #8c959f; }
-  .ours { fill: #2f81f7; }
-  .ceiling { fill: none; stroke: #8c959f; stroke-dasharray: 4 3; }
-  @media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .other { fill: #6e7681; } }
-";
-
 /// Each panel has a scale of its own.
 pub fn draw(title: &str, panels: &[Panel]) -> String {
     let mut y = TOP;
-    let mut shapes = format!(
-        "<text class=\"title\" x=\"0\" y=\"18\">{}</text>\n",
-        escaped(title)
-    );
+    let mut shapes = String::new();
     for panel in panels {
         let text = escaped(&panel.title);
         shapes += &format!(
@@ -54,11 +42,7 @@ pub fn draw(title: &str, panels: &[Panel]) -> String {
         }
         y += 10.0;
     }
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} {y:.0}\" width=\"{WIDTH:.0}\" height=\"{y:.0}\" role=\"img\">\n\
-         <title>{}</title>\n<style>{STYLE}</style>\n{shapes}</svg>\n",
-        escaped(title)
-    )
+    svg::page(title, y, &shapes)
 }
 
 fn drawn(bar: &Bar, y: f64, most: f64) -> String {
@@ -81,9 +65,4 @@ fn drawn(bar: &Bar, y: f64, most: f64) -> String {
         NAMES + length + 6.0,
         number(bar.value)
     )
-}
-
-fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;");
-    text.replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use webhook_e2e::{Database, wait};
 
+use crate::measure::median;
+use crate::options::Options;
+use crate::report::{number, progress};
 use crate::sink::Sink;
 
 /// On the wire: the body that a peer sends, and ours with its envelope.
@@ -75,4 +78,26 @@ pub fn rate(database: &Database, sink: &Sink, events: u32, limit: Duration) -> f
         }
     });
     rate
+}
+
+/// The medians of two databases that drain in turns, after one drain each that fills caches.
+pub fn rates_in_turns(
+    section: &str,
+    databases: &[Database; 2],
+    sink: &Sink,
+    rounds: usize,
+    options: &Options,
+) -> [f64; 2] {
+    let mut rates = [Vec::new(), Vec::new()];
+    for round in 0..=rounds {
+        for (database, rates) in databases.iter().zip(&mut rates) {
+            let rate = rate(database, sink, options.events, options.limit);
+            if round > 0 {
+                let (name, rate) = (database.name(), number(rate));
+                progress(&format!("{section}: round {round}: {name}: {rate}/s"));
+            }
+            rates.extend((round > 0).then_some(rate));
+        }
+    }
+    rates.map(median)
 }

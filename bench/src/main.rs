@@ -10,6 +10,7 @@
 
 mod chart;
 mod comparison;
+mod counting;
 mod drain;
 mod emit;
 mod fairness;
@@ -34,12 +35,13 @@ use report::Figure;
 
 type Section = fn(&Options) -> Vec<Figure>;
 
-const SECTIONS: [(&str, Section); 10] = [
+const SECTIONS: [(&str, Section); 11] = [
     ("comparison", comparison::run),
     ("fairness", fairness::run),
     ("pinned", pinned::run),
     ("rows", rows::run),
     ("many", many::run),
+    ("counting", counting::run),
     ("idle", idle::run),
     ("latency", latency::run),
     ("relay", relay::run),

@@ -4,7 +4,6 @@
 use webhook_e2e::{Cluster, Database};
 
 use crate::drain;
-use crate::measure::median;
 use crate::options::Options;
 use crate::report::{Figure, number, progress};
 use crate::sink::Sink;
@@ -32,22 +31,8 @@ pub fn run(options: &Options) -> Vec<Figure> {
         "rows: making {future} of tomorrow, {sent} sent, {dead} dead"
     ));
     fill(&databases[1], future, sent, dead);
-    for database in &databases {
-        drain::rate(database, &sink, options.events, options.limit); // fills caches
-    }
-    let mut rates = [Vec::new(), Vec::new()];
-    for round in 1..=options.rounds.max(3) {
-        for (database, rates) in databases.iter().zip(&mut rates) {
-            let rate = drain::rate(database, &sink, options.events, options.limit);
-            progress(&format!(
-                "rows: round {round}: {}: {}/s",
-                database.name(),
-                number(rate)
-            ));
-            rates.push(rate);
-        }
-    }
-    let [empty, full] = rates.map(median);
+    let rounds = options.rounds.max(3);
+    let [empty, full] = drain::rates_in_turns("rows", &databases, &sink, rounds, options);
     let ratio = full / empty;
     let thousands = |rows: u32| number(f64::from(rows));
     vec![

@@ -28,7 +28,7 @@ const MAX_ADDRESSES: usize = 16;
 /// Keeps deadlines representable, whatever the caller asked for.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
-const EXCERPT: usize = 2048;
+pub const EXCERPT: usize = 2048;
 /// From which the excerpt is made: some of it may be left out.
 const KEPT: usize = 4 * EXCERPT;
 /// Read to its end, a body leaves its connection usable; beyond this a new connection is cheaper.
@@ -209,7 +209,7 @@ async fn read(
 
 /// Seconds, or a date in one of the three forms that HTTP allows. A date in the past asks for nothing, and whoever asks for more
 /// than can be counted for the longest wait there is.
-fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
+pub fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
     let longest = Duration::from_secs(u32::MAX.into());
     if !retry_after.is_empty() && retry_after.bytes().all(|c| c.is_ascii_digit()) {
         let seconds = retry_after.parse().map(Duration::from_secs);
@@ -219,7 +219,7 @@ fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).ok()?.min(longest))
 }
 
-fn excerpt(body: &[u8]) -> String {
+pub fn excerpt(body: &[u8]) -> String {
     let characters = body.utf8_chunks().flat_map(|chunk| {
         let broken = (!chunk.invalid().is_empty()).then_some(char::REPLACEMENT_CHARACTER);
         chunk.valid().chars().chain(broken)

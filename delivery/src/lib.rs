@@ -23,6 +23,12 @@ mod stopwatch;
 pub mod template;
 mod threads;
 
+/// What is parsed here and private, for fuzz/.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    pub use crate::client::{EXCERPT, excerpt, wait_asked_for};
+}
+
 pub use address_guard::{Network, Networks, Ports, RequireHttps};
 pub use attempt::{Attempt, Key, Outcome, Response, Route};
 pub use body::Format;

@@ -261,6 +261,26 @@ impl Admission {
         standing.is_some_and(|standing| standing.is_known)
     }
 
+    /// Endpoints that answer, whose breaker was closed when the database last said anything of it.
+    pub fn well(&self) -> impl Iterator<Item = i32> {
+        let well = self.standings.iter().filter(|(_, standing)| {
+            let Standing {
+                is_known,
+                breaker_is_closed,
+                last,
+                ..
+            } = standing;
+            *is_known && *breaker_is_closed && *last == Some(Quality::Good)
+        });
+        well.map(|(endpoint_id, _)| *endpoint_id)
+    }
+
+    /// Others have sent to these endpoints since.
+    pub fn unlearn(&mut self, which: impl Fn(i32) -> bool) {
+        let theirs = self.standings.iter_mut().filter(|(id, _)| which(**id));
+        theirs.for_each(|(_, standing)| standing.is_known = false);
+    }
+
     pub fn breaker_is_closed(&self, endpoint_id: i32) -> bool {
         self.standings
             .get(&endpoint_id)

@@ -115,11 +115,16 @@ impl Agenda {
         }
     }
 
+    /// Something may be due that nobody has told.
+    pub fn wants_look(&self, now: Instant) -> bool {
+        self.look.after_endpoint.is_some()
+            || self.look.again
+            || self.look.next.is_none_or(|next| now >= next)
+    }
+
     /// After which endpoint to read the next page; nothing where no look is needed.
     pub fn look_after(&mut self, now: Instant) -> Option<i32> {
-        if self.look.after_endpoint.is_none()
-            && (self.look.again || self.look.next.is_none_or(|next| now >= next))
-        {
+        if self.look.after_endpoint.is_none() && self.wants_look(now) {
             self.look.again = false;
             self.look.number += 1;
             self.look.took = Duration::ZERO;

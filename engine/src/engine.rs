@@ -13,7 +13,7 @@ use crate::housekeeping::Housekeeping;
 use crate::ledger::{Ending, Ledger};
 use crate::settling::{self, Settling};
 use crate::shares::Ring;
-use crate::store::{Exchanged, Store, Wishes};
+use crate::store::{BEGINNING, Exchanged, Store, Wishes};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
@@ -86,7 +86,7 @@ pub struct Engine<S, W> {
     pub(crate) figures: Figures,
     pub(crate) housekeeping: Housekeeping,
     pub(crate) notices: Vec<Notice>,
-    settling: Settling,
+    pub(crate) settling: Settling,
     errors_in_a_row: u32,
     /// Of the last exchange that has failed, until one succeeds.
     last_error: Option<String>,
@@ -262,35 +262,54 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if cautious && settles {
             self.settle_one_by_one()?;
         }
-        let wishes = match self.hold {
-            None => self.wishes(cautious, now)?,
-            Some(_) => Wishes::default(),
+        let is_blind = self.hold.is_none() && self.settling.hides_breakers(now);
+        let mut pause = match is_blind {
+            true => self.claim_blindly(cautious, now)?,
+            false => match self.settle_and_claim(settles, cautious, now) {
+                Err(trouble) if self.is_blinded_by(&trouble) => {
+                    self.claim_blindly(cautious, now)?
+                }
+                done => done?,
+            },
         };
-        let mut pause = self.config.poll_interval;
-        let has_changes = self.hold.is_none() && self.agenda.changed().next().is_some();
-        let has_endings = settles && self.ledger.has_endings();
-        if has_endings || !wishes.of_endpoints.is_empty() || has_changes {
-            let most = match settles {
-                true => self.settling.handful(),
-                false => 0,
-            };
-            pause = match self.hand_in(most, wishes) {
-                // Claims go on.
-                Err(trouble) if has_endings && trouble.is_lock_not_available() => Duration::ZERO,
-                handed_in => handed_in?,
-            };
-        }
         if let Some(wait) = self.settling.wait(Instant::now()) {
             pause = pause.min(wait);
         }
-        if self.hold.is_some() {
+        if self.hold.is_some() || self.settling.hides_breakers(Instant::now()) {
             return Ok(pause.min(self.until_housekeeping(now)));
         }
         Ok(pause.min(self.turn_away(now)).min(self.until_next(now)))
     }
 
+    fn settle_and_claim(
+        &mut self,
+        settles: bool,
+        cautious: bool,
+        now: Instant,
+    ) -> Result<Duration, Trouble> {
+        let wishes = match self.hold {
+            None => self.wishes(cautious, now)?,
+            Some(_) => Wishes::default(),
+        };
+        let has_changes = self.hold.is_none() && self.agenda.changed().next().is_some();
+        let has_endings = settles && self.ledger.has_endings();
+        if !has_endings && wishes.of_endpoints.is_empty() && !has_changes {
+            return Ok(self.config.poll_interval);
+        }
+        let most = match settles {
+            true => self.settling.handful(),
+            false => 0,
+        };
+        match self.hand_in(most, wishes) {
+            // Claims go on.
+            Err(trouble) if has_endings && trouble.is_lock_not_available() => Ok(Duration::ZERO),
+            handed_in => handed_in,
+        }
+    }
+
     fn wishes(&mut self, cautious: bool, now: Instant) -> Result<Wishes, Trouble> {
-        let sender = self.sender()?;
+        // Whoever claims has a number.
+        self.sender()?;
         if let Some(after) = self.agenda.look_after(now) {
             let begun = Instant::now();
             let page = self.store.agenda(after, agenda::PAGE)?;
@@ -305,17 +324,28 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let mut unknown: HashSet<i32> = (asking.iter().map(|asking| asking.endpoint_id))
             .filter(|id| !self.admission.has_learnt_of(*id))
             .collect();
-        let mut wishes = match self.ledger.kept_bytes() < settling::MOST_BYTES {
-            true => (self.admission).wishes(asking, &self.ledger, &self.budget, now),
-            false => Vec::new(),
-        };
+        let wishes = self.wishes_of(asking, cautious, now)?;
         // There is no room for newcomers, and it may be none.
-        for wish in &wishes {
+        for wish in &wishes.of_endpoints {
             unknown.remove(&wish.endpoint_id);
         }
         for id in unknown {
             self.agenda.wake(Wake::Changed { id }, now);
         }
+        Ok(wishes)
+    }
+
+    pub(crate) fn wishes_of(
+        &mut self,
+        asking: Vec<Asking>,
+        cautious: bool,
+        now: Instant,
+    ) -> Result<Wishes, Trouble> {
+        let sender = self.sender()?;
+        let mut wishes = match self.ledger.kept_bytes() < settling::MOST_BYTES {
+            true => (self.admission).wishes(asking, &self.ledger, &self.budget, now),
+            false => Vec::new(),
+        };
         if cautious {
             // One at a time, each turn another one: what cannot be claimed must not stop the rest.
             wishes.truncate(1);
@@ -452,14 +482,18 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     /// Hands in what has ended, at most so much; where that fails, it stays here.
-    fn hand_in(&mut self, most: usize, wishes: Wishes) -> Result<Duration, Trouble> {
+    pub(crate) fn hand_in(&mut self, most: usize, wishes: Wishes) -> Result<Duration, Trouble> {
         let mut endings = self.ledger.take_endings(most);
         let wishes = self.about(&endings, wishes);
         match self.store.exchange(&endings, &wishes) {
             Ok(exchanged) => {
                 let settled = endings.len() - exchanged.locked.len();
                 let pause = self.exchanged(endings, &wishes, exchanged);
-                let more = settled > 0 && self.settling.goes_on(self.ledger.has_endings());
+                let is_free = match self.ledger.has_endings() {
+                    true => settled > 0,
+                    false => !wishes.breakers_are_locked,
+                };
+                let more = is_free && self.settling.goes_on(self.ledger.has_endings());
                 Ok(if more { Duration::ZERO } else { pause })
             }
             Err(trouble) => {
@@ -490,6 +524,13 @@ impl<S: Store, W: Wire> Engine<S, W> {
     fn about(&self, endings: &[Ending], wishes: Wishes) -> Wishes {
         let wished = wishes.of_endpoints.iter().map(|wish| wish.endpoint_id);
         let mut asked: Vec<i32> = wished.collect();
+        if wishes.breakers_are_locked {
+            let from_the_beginning = asked.into_iter().map(|id| (id, BEGINNING));
+            return Wishes {
+                asked: from_the_beginning.collect(),
+                ..wishes
+            };
+        }
         let mut known: HashSet<i32> = asked.iter().copied().collect();
         asked.extend(self.agenda.changed().filter(|id| known.insert(*id)));
         let without_endings = asked.len();

@@ -7,12 +7,14 @@
 //!
 //! - `agenda` knows when each endpoint has something due, and `admission` how much it may get
 //! - `shares` sees to it that an endpoint has one sender at a time
-//! - `ledger` has what is in flight and what has ended, and `settling` the pace while a table is locked
+//! - `ledger` has what is in flight and what has ended; while a table is locked, `settling` has the pace, and `blind` claims
+//!   without a look at breakers
 //! - `housekeeping` does what is to be done every few seconds: `recovery` and `retention` are parts of it
 //! - `sql_store` is the [`Store`] of all who can run a statement
 
 mod admission;
 mod agenda;
+mod blind;
 mod budget;
 mod drain;
 mod engine;

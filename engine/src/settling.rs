@@ -23,6 +23,8 @@ struct Blocked {
     handful: usize,
     pause: Duration,
     next: Instant,
+    /// Claims met a lock too.
+    hides_breakers: bool,
 }
 
 impl Settling {
@@ -45,8 +47,25 @@ impl Settling {
             handful: (outcomes / 2).max(1),
             pause,
             next: now + pause,
+            hides_breakers: false,
         });
         earlier.is_none()
+    }
+
+    /// Until the next try, claims go without a look at breakers.
+    pub fn hides_breakers(&self, now: Instant) -> bool {
+        self.wait(now).is_some() && self.blocked.as_ref().is_some_and(|b| b.hides_breakers)
+    }
+
+    /// Somebody has a lock that claims need, and it may be the one on breakers; says whether that is new.
+    pub fn claims_met_a_lock(&mut self, now: Instant) -> bool {
+        // Outcomes may have met it just before.
+        let is_new = self.wait(now).is_none() && self.met_a_lock(0, now);
+        if let Some(blocked) = &mut self.blocked {
+            blocked.next = now + blocked.pause;
+            blocked.hides_breakers = true;
+        }
+        is_new
     }
 
     /// A handful was settled; says whether the next one may follow at once.

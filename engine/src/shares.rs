@@ -129,6 +129,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
 
     fn serve(&mut self, shares: &Shares) {
         if self.agenda.serve(shares) {
+            self.admission.unlearn(|id| !shares.serve(id));
             // Its last sender may have left claims.
             self.housekeeping.recovery.begin_anew();
             self.withdraw(|key| !shares.serve(key.endpoint_id));

@@ -69,6 +69,9 @@ pub struct SqlStore<C> {
 const EXCHANGE: &str =
     "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
      FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)";
+const EXCHANGE_WITHOUT_BREAKERS: &str =
+    "SELECT event_id, endpoint_id, claim_seq, earlier_attempts, event_type, payload, occurred_at, tenant, report::text
+     FROM webhook.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, breakers_are_locked => true)";
 const AGENDA: &str = "
     SELECT pg_catalog.json_build_object(
                'due', (SELECT pg_catalog.json_agg(d) FROM webhook.due(a.endpoint_ids, a.positions) d WHERE a.endpoint_ids IS NOT NULL),
@@ -131,8 +134,12 @@ impl<C: Connection> Store for SqlStore<C> {
         let begun = Instant::now();
         let age = |ending: &Ending| begun.saturating_duration_since(ending.ended);
         let wished = &wishes.of_endpoints;
+        let statement = match wishes.breakers_are_locked {
+            false => EXCHANGE,
+            true => EXCHANGE_WITHOUT_BREAKERS,
+        };
         let rows = self.connection.run(
-            EXCHANGE,
+            statement,
             &[
                 Parameter::Uuids(column(endings, |ending| ending.key.event_id)),
                 Parameter::Ints(column(endings, |ending| ending.key.endpoint_id)),

@@ -93,6 +93,8 @@ pub struct Wishes {
     pub asked: Vec<(i32, Position)>,
     /// The last of them, that nothing but an ending is about.
     pub asked_for_endings: usize,
+    /// The endpoints are known to be well: no breaker is read, and nothing is said of when to ask again.
+    pub breakers_are_locked: bool,
 }
 
 /// From where to read the queue of an endpoint, in seconds since 1970 by the clock of the database: no delivery that could

@@ -34,6 +34,13 @@ pub struct Stage {
     pub score: Score,
 }
 
+impl Stage {
+    /// A run for the page, and no test.
+    pub fn is_long(&self) -> bool {
+        self.size >= 1000
+    }
+}
+
 /// What a reconciliation has found, or several of one case together.
 #[derive(Debug, Clone, Default)]
 pub struct Score {

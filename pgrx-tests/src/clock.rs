@@ -6,29 +6,23 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
 
 use crate::cluster::Builder;
 use crate::directory::ServerDirectory;
-use crate::process::complete;
+use crate::preload;
 
 const LIBRARY: &str = include_str!("clock.c");
 
 pub struct Clock {
+    library: PathBuf,
     directory: ServerDirectory,
 }
 
 impl Clock {
-    /// Compiles the library: whoever builds Rust programs has a C compiler.
     pub fn make() -> Clock {
-        let clock = Clock {
-            directory: ServerDirectory::create("e2e"),
-        };
-        let source = clock.directory.join("clock.c");
-        fs::write(&source, LIBRARY).expect("the source can be written");
-        let mut compile = Command::new("cc");
-        compile.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]);
-        complete(compile.arg(clock.library()).arg(source));
+        let directory = ServerDirectory::create("e2e");
+        let library = preload::compile(&directory, LIBRARY);
+        let clock = Clock { library, directory };
         clock.set(0);
         let readable = fs::Permissions::from_mode(0o644);
         fs::set_permissions(clock.offset(), readable).expect("the file is ours");
@@ -37,7 +31,7 @@ impl Clock {
 
     pub fn of(&self, builder: Builder) -> Builder {
         builder
-            .variable("LD_PRELOAD", &self.library().to_string_lossy())
+            .variable("LD_PRELOAD", &self.library.to_string_lossy())
             .variable("WEBHOOK_CLOCK", &self.offset().to_string_lossy())
     }
 
@@ -52,10 +46,6 @@ impl Clock {
             .open(self.offset());
         let written = file.and_then(|mut file| file.write_all(&microseconds));
         written.expect("the file can be written");
-    }
-
-    fn library(&self) -> PathBuf {
-        self.directory.join("clock.so")
     }
 
     fn offset(&self) -> PathBuf {

@@ -156,6 +156,36 @@ impl Builder {
         self
     }
 
+    /// Of the version that this pg_config belongs to; nothing where there is none.
+    pub fn version_at(mut self, pg_config: &Path) -> Option<Builder> {
+        let output = Command::new(pg_config).arg("--bindir").output().ok()?;
+        self.programs = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        Some(self)
+    }
+
+    /// Whether its pg_dump makes of a table of this server no more than the table. Minor releases may keep something in the
+    /// catalogs that the programs of another version have to know of, or pg_upgrade fails whatever is in the database.
+    pub fn dumps_plainly(&self, old: &Cluster) -> bool {
+        let mut session = old.connect("postgres");
+        let table = "CREATE TABLE IF NOT EXISTS plain (a int)";
+        session.batch_execute(table).expect("a table can be made");
+        let mut dump = unprivileged(self.programs.join("pg_dump"));
+        dump.args(["--schema-only", "--table=plain", "--host=127.0.0.1"]);
+        dump.args(["--port", &old.port.to_string(), "--username"]);
+        !complete(dump.args([&old.superuser, "postgres"])).contains("ALTER COLUMN")
+    }
+
+    /// Whether our library is installed there.
+    pub fn has_library(&self) -> bool {
+        let pg_config = self.programs.join("pg_config");
+        let output = Command::new(pg_config).arg("--pkglibdir").output();
+        output.is_ok_and(|output| {
+            Path::new(String::from_utf8_lossy(&output.stdout).trim())
+                .join("webhook.so")
+                .exists()
+        })
+    }
+
     pub fn start(self) -> Cluster {
         let preload = self.preload;
         self.start_with(|cluster| cluster.initialise(preload, &[]))

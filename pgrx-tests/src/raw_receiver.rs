@@ -36,34 +36,35 @@ impl RawReceiver {
 
     /// Answers every request with a TCP reset.
     pub fn resetting() -> RawReceiver {
-        RawReceiver::doing(|stream| {
-            let at_once = libc::linger {
-                l_onoff: 1,
-                l_linger: 0,
-            };
-            // SAFETY: the socket is open, and the option is read before the call returns.
-            let result = unsafe {
-                libc::setsockopt(
-                    stream.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_LINGER,
-                    ptr::from_ref(&at_once).cast(),
-                    size_of_val(&at_once) as libc::socklen_t,
-                )
-            };
-            assert_eq!(result, 0, "a socket can be told to reset");
-        })
+        RawReceiver::doing(|stream| reset_when_closed(stream))
     }
 
     /// Does this with every connection that a request came on, each on a thread of its own.
     pub fn doing(answer: impl Fn(&mut TcpStream) + Send + Sync + 'static) -> RawReceiver {
+        RawReceiver::serving(move |stream, shared| {
+            let mut stream = BufReader::new(stream);
+            if read_request(&mut stream).is_some() {
+                shared.requests.fetch_add(1, Ordering::SeqCst);
+                answer(stream.get_mut());
+            }
+        })
+    }
+
+    /// Does this with every connection as soon as it is made, each on a thread of its own; it is told how many came before.
+    pub fn meeting(act: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> RawReceiver {
+        RawReceiver::serving(move |stream, shared| {
+            act(stream, shared.requests.fetch_add(1, Ordering::SeqCst));
+        })
+    }
+
+    fn serving(act: impl Fn(TcpStream, &Shared) + Send + Sync + 'static) -> RawReceiver {
         let port = port::free();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .unwrap_or_else(|error| panic!("could not listen on port {port}: {error}"));
         let shared = Arc::<Shared>::default();
         let thread = {
             let shared = shared.clone();
-            thread::spawn(move || serve(listener, Arc::new(answer), shared))
+            thread::spawn(move || serve(listener, Arc::new(act), shared))
         };
         RawReceiver {
             port,
@@ -115,7 +116,7 @@ impl Drop for RawReceiver {
 
 fn serve(
     listener: TcpListener,
-    answer: Arc<impl Fn(&mut TcpStream) + Send + Sync + 'static>,
+    act: Arc<impl Fn(TcpStream, &Shared) + Send + Sync + 'static>,
     shared: Arc<Shared>,
 ) {
     loop {
@@ -123,16 +124,29 @@ fn serve(
         if shared.stopped.load(Ordering::SeqCst) {
             return;
         }
-        let mut stream = BufReader::new(stream);
         shared.connections.lock().unwrap().push(peer);
-        let (answer, shared) = (answer.clone(), shared.clone());
-        thread::spawn(move || {
-            if read_request(&mut stream).is_some() {
-                shared.requests.fetch_add(1, Ordering::SeqCst);
-                answer(stream.get_mut());
-            }
-        });
+        let (act, shared) = (act.clone(), shared.clone());
+        thread::spawn(move || act(stream, &shared));
     }
+}
+
+/// Its peer finds the connection reset and not closed.
+pub fn reset_when_closed(stream: &TcpStream) {
+    let at_once = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // SAFETY: the socket is open, and the option is read before the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            ptr::from_ref(&at_once).cast(),
+            size_of_val(&at_once) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "a socket can be told to reset");
 }
 
 /// None if the client left before it had sent one.

@@ -1,7 +1,8 @@
 //! A long run under a mix of loads: memory, files, threads, tables and transaction ids of a worker stay flat.
 
+pub mod chart;
+
 use std::collections::HashSet;
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,7 @@ pub fn run(seed: u64, time: Duration, mut tell: impl FnMut(&Sample)) -> Vec<Samp
             at: begun.elapsed(),
             values: [
                 worker::private_memory(pid) as f64 / 1024.0,
-                open_files(pid) as f64,
+                worker::open_files(pid).len() as f64,
                 worker::threads(pid) as f64,
                 size(&scene, "delivery_queue"),
                 size(&scene, "delivery_history"),
@@ -123,8 +124,4 @@ fn size(scene: &Scene, table: &str) -> f64 {
     (scene.database).query_one_value(&format!(
         "SELECT pg_total_relation_size('webhook.{table}') / 1024.0::float8"
     ))
-}
-
-fn open_files(pid: i32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }

@@ -1,10 +1,11 @@
-//! A proxy in front of a cluster that loses connections, or all that they carry, when it is told to.
+//! A proxy in front of a server that is slow, or loses connections or all that they carry, when it is told to.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use crate::cluster::Cluster;
 use crate::port;
@@ -23,6 +24,7 @@ struct Shared {
     connections: Mutex<Vec<Arc<Connection>>>,
     loses_next_answer: AtomicBool,
     swallows: AtomicBool,
+    delay_ms: AtomicU64,
 }
 
 struct Connection {
@@ -34,7 +36,12 @@ struct Connection {
 
 impl TcpProxy {
     pub fn start(cluster: &Cluster) -> TcpProxy {
-        let (port, server) = (port::free(), cluster.port());
+        TcpProxy::to(cluster.port())
+    }
+
+    /// In front of whoever listens on this port.
+    pub fn to(server: u16) -> TcpProxy {
+        let port = port::free();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
         let shared = Arc::new(Shared::default());
         let accepting = Arc::clone(&shared);
@@ -51,6 +58,12 @@ impl TcpProxy {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// All that connections carry from now on takes so much longer, in each direction.
+    pub fn delay(&self, time: Duration) {
+        let milliseconds = u64::try_from(time.as_millis()).expect("it is short");
+        self.shared.delay_ms.store(milliseconds, Ordering::SeqCst);
     }
 
     /// The server gets what is sent next and executes it; its answer is not passed on, and the connection is cut.
@@ -101,9 +114,9 @@ impl Shared {
         connections.push(Arc::clone(&connection));
         drop(connections);
 
-        let questions = Arc::clone(&connection);
+        let (asking, questions) = (Arc::clone(self), Arc::clone(&connection));
         thread::spawn(move || {
-            questions.pass_questions_on();
+            asking.pass_questions_on(&questions);
             questions.close_at_server();
         });
         let shared = Arc::clone(self);
@@ -115,10 +128,26 @@ impl Shared {
         });
     }
 
+    fn take_time(&self) {
+        thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::SeqCst)));
+    }
+
+    fn pass_questions_on(&self, connection: &Connection) {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = (&connection.client).read(&mut buffer) {
+            self.take_time();
+            let passes = !connection.is_swallowed();
+            if passes && (&connection.server).write_all(&buffer[..length]).is_err() {
+                return;
+            }
+        }
+    }
+
     fn pass_answers_on(&self, connection: &Connection) {
-        let mut buffer = [0; 8192];
+        let mut buffer = vec![0; 1 << 16];
         let mut lost: Vec<u8> = Vec::new();
         while let Ok(length @ 1..) = (&connection.server).read(&mut buffer) {
+            self.take_time();
             if self.loses_next_answer.load(Ordering::SeqCst) {
                 lost.extend(&buffer[..length]);
                 if lost.ends_with(READY_FOR_QUERY) {
@@ -136,15 +165,6 @@ impl Shared {
 }
 
 impl Connection {
-    fn pass_questions_on(&self) {
-        let mut buffer = [0; 8192];
-        while let Ok(length @ 1..) = (&self.client).read(&mut buffer) {
-            if !self.is_swallowed() && (&self.server).write_all(&buffer[..length]).is_err() {
-                return;
-            }
-        }
-    }
-
     fn is_swallowed(&self) -> bool {
         self.is_swallowed.load(Ordering::SeqCst)
     }

@@ -7,6 +7,7 @@ use libc::c_int;
 
 use crate::cluster::Cluster;
 use crate::database::Database;
+use crate::process::unprivileged;
 use crate::wait;
 
 /// The pid of the database's worker, waited for until it has made a turn: one that was started for a new database may still
@@ -94,6 +95,46 @@ pub fn private_memory(pid: c_int) -> u64 {
 #[track_caller]
 pub fn sleeps(pid: c_int) -> u64 {
     sleeps_of(pid, &pid.to_string()).unwrap_or_else(|| panic!("no process {pid}"))
+}
+
+/// Bytes of memory that it may write to, used or not.
+#[track_caller]
+pub fn writable_memory(pid: c_int) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = status.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
+    let size = (status.lines()).find_map(|line| line.strip_prefix("VmData:"));
+    let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB"));
+    let kilobytes = kilobytes.expect("the kernel counts it in kB");
+    1024 * kilobytes.parse::<usize>().expect("it is a number")
+}
+
+/// As `vm.overcommit_memory = 2` does: what would exceed it is not there. Of the address space, which could be limited
+/// too, the arenas of malloc have a gigabyte in stock.
+pub fn limit_memory(pid: c_int, bytes: &str) {
+    limit(pid, &format!("--data={bytes}:"));
+}
+
+/// The numbers of its files stay below this.
+pub fn limit_open_files(pid: c_int, end: usize) {
+    limit(pid, &format!("--nofile={end}:"));
+}
+
+/// The numbers of the files that it has open.
+pub fn open_files(pid: c_int) -> Vec<usize> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten();
+    let numbers = files.filter_map(|file| file.ok()?.file_name().into_string().ok()?.parse().ok());
+    numbers.collect()
+}
+
+fn limit(pid: c_int, soft: &str) {
+    // As the user of the server: root in a container may not.
+    let status = unprivileged("prlimit")
+        .arg(format!("--pid={pid}"))
+        .arg(soft)
+        .status();
+    assert!(status.expect("prlimit can be run").success());
 }
 
 /// How often its other threads have, those that are there now.

@@ -15,6 +15,7 @@ struct Asked {
     endings: Vec<Key>,
     wishes: Vec<Wish>,
     about: Vec<(i32, Position)>,
+    without_breakers: bool,
 }
 
 /// A store that answers as it was told to, and with nothing when it was told nothing more.
@@ -52,6 +53,7 @@ impl Store for Scripted {
             endings: endings.iter().map(|ending| ending.key).collect(),
             wishes: wishes.of_endpoints.clone(),
             about: wishes.asked.clone(),
+            without_breakers: wishes.breakers_are_locked,
         });
         self.answers
             .pop_front()
@@ -563,6 +565,50 @@ fn claims_go_on_while_a_table_that_outcomes_need_is_locked() {
     engine.turn().unwrap();
     assert_eq!(last_endings(&engine), [key(2), key(3)]);
     assert!(!engine.ledger.has_endings());
+}
+
+#[test]
+fn claims_of_endpoints_that_are_well_go_on_while_breakers_are_locked() {
+    let locked = || Trouble::new("55P03", "canceling statement due to lock timeout");
+    let mut engine = with_claims(1);
+    engine.wire.answer(200);
+    engine.turn().unwrap();
+    // One that the engine has heard nothing of, and one whose breaker is open.
+    let others = [(2, true), (3, false)].map(|(endpoint_id, breaker_is_closed)| Due {
+        endpoint_id,
+        ..due(breaker_is_closed)
+    });
+    engine.store.agenda = [vec![due(true)], others.to_vec()].concat();
+    engine.store.answers.push_back(Err(locked()));
+    engine.store.answers.push_back(Ok(Exchanged {
+        due: Vec::new(),
+        ..claims(2)
+    }));
+    engine.tell_of_commit(Wake::Anything);
+    engine.turn().unwrap();
+    let asked = engine.store.asked.last().unwrap();
+    assert!(asked.without_breakers);
+    assert_eq!(asked.about, [(1, BEGINNING)]);
+    assert_eq!((engine.in_flight(), engine.trouble()), (2, None));
+
+    // Whoever holds the engine holds it now too.
+    engine.hold(Some(Hold::Claiming));
+    let asked = engine.store.asked.len();
+    engine.tell_of_commit(Wake::Anything);
+    engine.turn().unwrap();
+    assert_eq!(engine.store.asked.len(), asked);
+    engine.hold(None);
+
+    // Outcomes wait, and after a while breakers are read again.
+    engine.wire.answer(200);
+    engine.store.answers.push_back(Err(locked()));
+    engine.tell_of_commit(Wake::Anything);
+    let wait = engine.settling.wait(Instant::now()).expect("it waits");
+    std::thread::sleep(wait);
+    engine.turn().unwrap();
+    let asked = engine.store.asked.last().unwrap();
+    assert!(!asked.without_breakers && !asked.endings.is_empty());
+    assert!(engine.ledger.has_endings());
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! All that may happen.
 
+mod copied;
 mod disk;
 mod endpoints;
 mod failover;
 mod killed;
 mod locked;
 mod maintained;
+mod models;
+mod named;
 mod operated;
 mod peers;
 mod prepared;
@@ -15,6 +18,7 @@ mod shaken;
 mod short;
 mod stopped;
 mod time;
+mod upgraded;
 
 use crate::chaos::Case;
 
@@ -115,7 +119,7 @@ pub const CASES: &[Case] = &[
         locked::each_table,
     ),
     case(
-        "history, attempts, dead letters or alerts locked",
+        "history, attempts, dead letters, alerts or breakers locked",
         "requests go out while the lock is held",
         locked::outcomes,
     ),
@@ -126,7 +130,7 @@ pub const CASES: &[Case] = &[
     ),
     case("DDL under load", "nothing is repeated", maintained::ddl),
     case(
-        "a snapshot held under load",
+        "a snapshot held for five minutes under load",
         "nothing is repeated",
         maintained::snapshot,
     ),
@@ -160,6 +164,16 @@ pub const CASES: &[Case] = &[
         "nothing is repeated",
         short::connections,
     ),
+    case(
+        "open files exhausted",
+        "trouble of our own costs no attempt; nothing is repeated",
+        short::open_files,
+    ),
+    case(
+        "memory exhausted",
+        "the worker goes on; nothing is repeated",
+        short::memory,
+    ),
     case("data disk full under load", "", disk::of_data),
     case("WAL disk full under load", "", disk::of_wal),
     case(
@@ -168,9 +182,45 @@ pub const CASES: &[Case] = &[
         failover::there_and_back,
     ),
     case(
+        "logical subscriber",
+        "the subscriber sends nothing",
+        copied::subscriber,
+    ),
+    case(
+        "pg_upgrade to 17",
+        "the new server goes on with queue, dead letters and endpoints",
+        upgraded::to_17,
+    ),
+    case(
+        "pg_upgrade to 18",
+        "the new server goes on with queue, dead letters and endpoints",
+        upgraded::to_18,
+    ),
+    case(
         "receivers that reset, hang up and refuse",
         "",
         peers::faults,
+    ),
+    case(
+        "a receiver that resets at every phase",
+        "nothing is repeated where it arrived",
+        peers::resets,
+    ),
+    case(
+        "interim answers and bodies without an end",
+        "nothing is repeated where it arrived",
+        peers::floods,
+    ),
+    case("half-open connections to a receiver", "", peers::half_open),
+    case(
+        "stale keep-alive connections",
+        "they cost no attempt; nothing is repeated",
+        peers::stale,
+    ),
+    case(
+        "names that hang, lie and change",
+        "the guard blocks each lie; nothing is repeated",
+        named::hang_and_lie,
     ),
     case(
         "1,000 endpoints down at once",
@@ -183,13 +233,18 @@ pub const CASES: &[Case] = &[
         shaken::relay_connection,
     ),
     case(
+        "slow link between relay and database",
+        "nothing is repeated",
+        shaken::slow_link,
+    ),
+    case(
         "three relays killed and cut off at random",
         "",
         relays::lost,
     ),
     case(
-        "operators at work while the worker is killed",
-        "an endpoint that fails at random, with a breaker",
+        "models under kills and operators' calls",
+        "endpoints that fail at random, with breakers; one event for each idempotency key; the latest of each coalescing key; each request is an attempt",
         operated::at_random,
     ),
     case(

@@ -57,9 +57,10 @@ pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> S
         );
         total.add(&result.score);
     }
+    let tested = (results.iter()).filter(|result| result.score.not_tested.is_none());
     page += &format!(
         "\n{} cases: {} events committed, {} lost, {} requests repeated.\n",
-        results.len(),
+        tested.count(),
         grouped(total.committed),
         total.lost,
         grouped(total.duplicates)

@@ -122,6 +122,13 @@ impl Scene {
         self.size
     }
 
+    /// From now on this endpoint is elsewhere.
+    #[track_caller]
+    pub fn direct(&self, endpoint: &str, url: &str) {
+        let call = format!("SELECT webhook_set_endpoint('{endpoint}', '{url}')");
+        self.database.execute(&call);
+    }
+
     /// Clients emit until the scene is reconciled.
     pub fn begin_load(&mut self) {
         let config = self.cluster.config(self.database.name());

@@ -66,3 +66,40 @@ fn a_lock_on_the_dead_letters_does_not_stop_what_can_be_sent() {
 fn a_lock_on_the_alerts_does_not_stop_what_can_be_sent() {
     assert_that_a_lock_stops_nothing("alert", refusing);
 }
+
+#[test]
+fn a_lock_on_the_breakers_does_not_stop_what_can_be_sent() {
+    assert_that_a_lock_stops_nothing("breaker", refusing);
+}
+
+#[test]
+fn an_open_breaker_keeps_its_deliveries_back_while_breakers_are_locked() {
+    let database = Cluster::shared().database("locked_table");
+    let receiver = Receiver::start();
+    for name in ["well", "open"] {
+        let options = format!("policy => 'fast', event_types => '{{order.{name}}}'");
+        database.add_endpoint_with(name, &receiver.url(&format!("/{name}")), &options);
+        let first = database.emit(&format!("order.{name}"), serde_json::json!({}));
+        database.wait_for_status(first, "SENT");
+    }
+    database.execute(
+        "INSERT INTO webhook.breaker (endpoint_id, state, opened_at, probe_at, trips, consecutive_failures)
+         SELECT id, 'OPEN', now(), now() + '1 h', 1, 5 FROM webhook.endpoint WHERE name = 'open'",
+    );
+    // The sender learns of it when it asks for something.
+    let kept_back = database.emit("order.open", serde_json::json!({}));
+    let sent = database.emit("order.well", serde_json::json!({}));
+    database.wait_for_status(sent, "SENT");
+
+    let mut person = database.connect();
+    person
+        .batch_execute("BEGIN; LOCK TABLE webhook.breaker IN ACCESS EXCLUSIVE MODE")
+        .unwrap();
+    database.execute("SELECT count(webhook_emit('order.' || name)) FROM generate_series(1, 20), unnest('{well,open}'::text[]) AS name");
+    receiver.wait_for_requests_to("/well", 22);
+    person.batch_execute("ROLLBACK").unwrap();
+
+    database.wait_until("SELECT count(*) = 21 FROM webhook.delivery_queue");
+    database.wait_for_status(kept_back, "PENDING");
+    assert_eq!(receiver.requests_to("/open").len(), 1);
+}

@@ -15,6 +15,7 @@ mod breaker_cost;
 mod breaker_model;
 mod capture_attacks;
 mod capture_casts;
+mod capture_fuzz;
 mod chaos;
 mod coalescing;
 mod commit_unknown;

@@ -1,9 +1,7 @@
 //! Where memory runs out a delivery waits; the server goes on, and memory that a burst took is given back.
 
-use std::fs;
-
 use serde_json::json;
-use webhook_e2e::process::unprivileged;
+use webhook_e2e::worker::{limit_memory, writable_memory};
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
 
 const MEGABYTES: usize = 1 << 20;
@@ -24,7 +22,7 @@ fn a_worker_without_memory_neither_crashes_the_server_nor_loses_anything() {
         database.wait_for_status(small, "SENT");
         let mut bystander = database.connect();
         let pid = worker::pid(&database);
-        limit_memory(pid, &(size(pid) + room * MEGABYTES).to_string());
+        limit_memory(pid, &(writable_memory(pid) + room * MEGABYTES).to_string());
 
         emit_large(&database, 64);
         let short = format!(
@@ -72,23 +70,4 @@ fn emit_large(database: &Database, count: usize) {
     database.execute(&format!(
         "SELECT webhook_emit('order.created', jsonb_build_object('x', repeat('x', 1000000))) FROM generate_series(1, {count})"
     ));
-}
-
-/// Bytes of memory that it may write to, used or not.
-fn size(pid: i32) -> usize {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let size = (status.lines()).find_map(|line| line.strip_prefix("VmData:"));
-    let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB"));
-    1024 * kilobytes.unwrap().parse::<usize>().unwrap()
-}
-
-/// As `vm.overcommit_memory = 2` does: what would exceed it is not there. Of the address space, which could be limited
-/// too, the arenas of malloc have a gigabyte in stock.
-fn limit_memory(pid: i32, bytes: &str) {
-    // As the user of the server: root in a container may not.
-    let status = unprivileged("prlimit")
-        .arg(format!("--pid={pid}"))
-        .arg(format!("--data={bytes}:"))
-        .status();
-    assert!(status.expect("prlimit can be run").success());
 }

@@ -33,9 +33,15 @@ pub fn each_table(stage: &mut Stage) {
 pub fn outcomes(stage: &mut Stage) {
     let mut scene = stage.scene(Sender::Worker);
     scene.begin_load();
-    for table in ["delivery_history", "attempt", "dead_letter", "alert"] {
+    for table in [
+        "delivery_history",
+        "attempt",
+        "dead_letter",
+        "alert",
+        "breaker",
+    ] {
         scene.wait_for_requests(10);
-        let more = scene.size() / 4;
+        let more = scene.size() / 5;
         lock(&scene.database, table, || scene.wait_for_requests(more));
     }
     scene.mend();

@@ -1,5 +1,8 @@
 //! Maintenance of our tables under load, and a transaction that somebody forgot.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};
 
@@ -57,7 +60,11 @@ fn run_some(stage: &Stage, scene: &mut Scene, mut commands: Vec<String>) {
     scene.wait_for_requests(10);
 }
 
+/// Five minutes, in a run that has the time.
+const SNAPSHOT: Duration = Duration::from_secs(300);
+
 pub fn snapshot(stage: &mut Stage) {
+    let begun = Instant::now();
     let mut scene = stage.scene(Sender::Worker);
     let mut person = scene.database.connect();
     person
@@ -66,6 +73,9 @@ pub fn snapshot(stage: &mut Stage) {
     scene.mend();
     scene.begin_load();
     scene.wait_for_requests(scene.size());
+    if stage.is_long() {
+        thread::sleep(SNAPSHOT.saturating_sub(begun.elapsed()));
+    }
     person.batch_execute("COMMIT").expect("it only read");
     stage.reconcile(scene);
 }

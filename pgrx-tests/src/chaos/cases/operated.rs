@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::chaos::Stage;
+use crate::chaos::cases::models::Models;
 use crate::chaos::scene::{Scene, Sender};
 use crate::receiver::Answer;
 
@@ -27,6 +28,7 @@ pub fn at_random(stage: &mut Stage) {
             Answer::status(200)
         });
     }
+    let models = Models::begin(&scene, stage.seed);
     scene.begin_load();
     for _ in 0..KILLS {
         for _ in 0..(scene.size() / 20) {
@@ -44,6 +46,7 @@ pub fn at_random(stage: &mut Stage) {
     }
     scene.database.resume_all();
     scene.wait_until_settled();
+    models.assert_kept(&scene);
     scene.allow_repetition(refused.load(Ordering::SeqCst));
     stage.reconcile(scene);
 }

@@ -137,7 +137,11 @@ pub fn lost(stage: &mut Stage) {
         let mut places: Vec<Place> = (0..RELAYS)
             .map(|number| Place::fill(&scene.cluster, &scene.database, number))
             .collect();
-        let pause = PAUSE * events / 50_000;
+        // A dozen times in fifty thousand requests; in a test three times or four.
+        let pause = match stage.is_long() {
+            true => PAUSE,
+            false => events / 5,
+        };
         let mut next = 0;
         loop {
             next += pause + random.below(pause);

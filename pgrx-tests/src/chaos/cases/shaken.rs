@@ -1,5 +1,7 @@
 //! The connection between a relay and its database.
 
+use std::time::Duration;
+
 use crate::chaos::Stage;
 use crate::chaos::scene::Sender;
 use crate::tcp_proxy::TcpProxy;
@@ -29,5 +31,23 @@ pub fn relay_connection(stage: &mut Stage) {
         scene.mend();
         scene.wait_for_requests(scene.size() / TIMES);
     }
+    stage.reconcile(scene);
+}
+
+/// Each question takes 80 ms on its way there and back.
+pub fn slow_link(stage: &mut Stage) {
+    let mut scene = stage.scene(Sender::Relay);
+    let proxy = TcpProxy::start(&scene.cluster);
+    scene.relay = None;
+    scene.start_relay_at(proxy.port());
+    scene.begin_load();
+    scene.wait_for_requests(10);
+    scene.disturb();
+    proxy.delay(Duration::from_millis(40));
+    // Of an ordering key one event goes with two questions, so that more are emitted than can be sent.
+    scene.wait_for_requests(scene.size() / 2);
+    proxy.delay(Duration::ZERO);
+    scene.mend();
+    scene.wait_for_requests(scene.size() / 2);
     stage.reconcile(scene);
 }

@@ -1,0 +1,58 @@
+//! pg_upgrade of a server that has endpoints, a queue and dead letters.
+
+use crate::chaos::Stage;
+use crate::chaos::scene::Sender;
+use crate::cluster::Cluster;
+use crate::directory::target_directory;
+use crate::receiver::Answer;
+
+pub fn to_17(stage: &mut Stage) {
+    upgraded(stage, 17);
+}
+pub fn to_18(stage: &mut Stage) {
+    upgraded(stage, 18);
+}
+
+fn upgraded(stage: &mut Stage, version: u32) {
+    let newer = target_directory().join(format!("postgresql-{version}/bin/pg_config"));
+    let newer = Cluster::builder().purpose("chaos").version_at(&newer);
+    let Some(newer) = newer.filter(|newer| newer.has_library()) else {
+        stage.score.not_tested = Some("make install PG=17 and PG=18 first");
+        return;
+    };
+    let mut scene = stage.scene(Sender::Worker);
+    if !newer.dumps_plainly(&scene.cluster) {
+        stage.score.not_tested = Some("its pg_dump is older than what this server writes");
+        return;
+    }
+    scene.receiver.respond("/dead", |_, _| Answer::status(400));
+    let url = scene.receiver.url("/dead");
+    let options = "event_types => '{chaos.dead}', policy => 'fast'";
+    scene.database.add_endpoint_with("dead", &url, options);
+    let dead = scene.database.emit("chaos.dead", serde_json::json!({}));
+    scene.clients.ledger.lock().unwrap().committed.insert(dead);
+    scene.allow_repetition(1);
+    scene.database.wait_for_status(dead, "FAILED");
+    scene.begin_load();
+    scene.wait_for_requests(scene.size() / 3);
+    scene.database.pause_all();
+    scene.wait_for_commits(scene.size() / 3);
+    scene.clients.stop();
+    let queued: i64 = (scene.database)
+        .query_one_value("SELECT count(*) FROM webhook.delivery_queue WHERE status = 'PENDING'");
+    assert!(queued > 0, "there is no queue to upgrade");
+    scene.cluster.stop();
+
+    let new = newer
+        .setting("fsync = off")
+        .start_upgrade_of(&scene.cluster);
+    drop(scene.move_to(new));
+    scene.mend();
+    scene.begin_load();
+    scene.database.resume_all();
+    scene.wait_for_requests(scene.size() / 3);
+    scene.receiver.respond("/dead", |_, _| Answer::status(200));
+    scene.database.execute("CALL webhook_replay_all('dead')");
+    scene.database.wait_for_status(dead, "SENT");
+    stage.reconcile(scene);
+}
