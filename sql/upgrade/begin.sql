@@ -7,15 +7,21 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 -- it. So it gives its locks back before the server looks for a deadlock, lets others pass, and tries again.
 DO $$
 DECLARE
-    tables text := (SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid) FROM pg_class c
-                    WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition);
+    tables regclass[] := ARRAY(SELECT c.oid FROM pg_class c
+                               WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p') ORDER BY c.oid);
+    locked regclass;
     users_timeout text := current_setting('lock_timeout');
     give_up_at timestamptz := clock_timestamp() + interval '1 min';
+    give_back_at timestamptz;
 BEGIN
     LOOP
+        give_back_at := clock_timestamp() + current_setting('deadlock_timeout')::interval / 2;
         BEGIN
-            PERFORM set_config('lock_timeout', extract(epoch FROM current_setting('deadlock_timeout')::interval / 2) || 's', true);
-            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', tables);
+            FOREACH locked IN ARRAY tables LOOP
+                PERFORM set_config('lock_timeout',
+                                   greatest(ceil(1000 * extract(epoch FROM give_back_at - clock_timestamp())), 1)::text, true);
+                EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', locked);
+            END LOOP;
             PERFORM set_config('lock_timeout', users_timeout, true);
             EXIT;
         EXCEPTION WHEN lock_not_available THEN
