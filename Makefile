@@ -27,7 +27,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer python3-v
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api chaos fuzz soak bench peers
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions upgradetest reference api freeze chaos fuzz soak bench peers
 .PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
 
 help: ## list the targets
@@ -63,17 +63,21 @@ SCRIPT := $(sort $(wildcard sql/*.sql))
 PORTABLE := $(foreach file,$(SCRIPT),$(or $(wildcard sql/portable/$(notdir $(file))),$(file)))
 REPLACEABLE := $(filter-out sql/00_tables.sql,$(SCRIPT))
 MIGRATIONS := $(shell ls sql/migrations/*.sql 2>/dev/null | sort -V)
+RELEASED := $(wildcard sql/releases/webhook--*.sql)
+OLDER := $(filter-out $(VERSION),$(patsubst sql/releases/webhook--%.sql,%,$(RELEASED)))
 
-# An upgrade from version A is the changes of the tables since A, sql/migrations/A--B.sql and those after it, and then
-# all of the install script that can be run again.
+# An upgrade from release A is sql/upgrade/, the changes of the tables since A, sql/migrations/A--B.sql and those after it,
+# and then all of the install script that can be run again. The scripts of releases go with them, so that an upgrade can be tried.
 script: ## put the install script and the upgrade scripts together, under target/
 	@mkdir -p $(EXTENSION)
 	@rm -f $(EXTENSION)/*
+	@[ -z "$(RELEASED)" ] || cp $(RELEASED) $(EXTENSION)
 	@cat $(SCRIPT) >$(EXTENSION)/webhook--$(VERSION).sql
-	@for from in $(MIGRATIONS); do \
-		{ since=; for to in $(MIGRATIONS); do \
-			[ "$$to" != "$$from" ] || since=1; [ -z "$$since" ] || cat "$$to"; done; cat $(REPLACEABLE); } \
-			>"$(EXTENSION)/webhook--$$(basename "$$from" .sql | sed 's/--.*//')--$(VERSION).sql"; \
+	@for release in $(OLDER); do \
+		{ cat sql/upgrade/begin.sql; for migration in $(MIGRATIONS); do \
+			since=$$(basename "$$migration" | sed 's/--.*//'); \
+			[ "$$(printf '%s\n' "$$release" "$$since" | sort -V | head -1)" != "$$release" ] || cat "$$migration"; \
+		done; cat $(REPLACEABLE); } >"$(EXTENSION)/webhook--$$release--$(VERSION).sql"; \
 	done
 	@sed 's/@VERSION@/$(VERSION)/' webhook.control >$(EXTENSION)/webhook.control
 
@@ -111,14 +115,14 @@ WITHOUT_SEARCH_PATH := \
 
 # CREATE OR REPLACE (PS002) cannot take what somebody has put there: the server refuses to replace what is no member
 # of the extension, and a test holds it to that.
-lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the install script
+lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the scripts
 	cargo fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
-	@echo "pgspot on the install script"
-	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(SCRIPT) >$(TARGET)/pgspot.txt 2>&1 || \
-		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
-	@$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $(PORTABLE) >$(TARGET)/pgspot.txt 2>&1 || \
-		{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }
+	@echo "pgspot on the scripts that install, with the library and without, and on the beginning of those that upgrade"
+	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/begin.sql $(MIGRATIONS)"; do \
+		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $$script >$(TARGET)/pgspot.txt 2>&1 || \
+			{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }; \
+	done
 
 unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
 	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay
@@ -154,8 +158,19 @@ upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by defau
 reference: install ## write docs/reference.md from the catalogs
 	cargo run --quiet --package webhook-e2e --bin reference >docs/reference.md
 
-api: install ## with a release: freeze public names and signatures, which only grow from then on
+# Public names and signatures, which only grow from a release on.
+api: install
 	cargo run --quiet --package webhook-e2e --bin reference api >pgrx-tests/api-$(basename $(VERSION)).txt
+
+# Tests hold to what is frozen. Until the version has its tag, it can be frozen again.
+freeze: reference api ## make the release of this version: its scripts, its API and its date, to be committed and tagged
+	@! git rev-parse --quiet --verify "refs/tags/v$(VERSION)" >/dev/null || \
+		{ echo "Version $(VERSION) has its tag: raise the version in Cargo.toml"; exit 1; }
+	@mkdir -p sql/releases
+	@cat $(SCRIPT) >sql/releases/webhook--$(VERSION).sql
+	@cargo run --quiet --package webhook-e2e --bin reference portable >sql/releases/portable--$(VERSION).sql
+	@sed -i 's/^## $(VERSION) (.*)$$/## $(VERSION) ($(shell date -u +%F))/' CHANGELOG.md
+	@echo "Version $(VERSION) is frozen: commit sql/releases, pgrx-tests/api-$(basename $(VERSION)).txt and CHANGELOG.md, and tag v$(VERSION)"
 
 # It prints each seed; SEEDS=1 FIRST=7 ONLY='wall clock' runs one of them again, and prints its part of the page.
 SEEDS := 3
@@ -251,7 +266,9 @@ pgxntest: pgxn ## the META.json of the archive, judged by PGXN's own validator
 	@[ -x $(TARGET)/pgxn/bin/pgxn_meta ] || cargo install --quiet --root $(TARGET)/pgxn --version 0.7.0 pgxn_meta
 	@$(TARGET)/pgxn/bin/pgxn_meta $(TARGET)/META.json
 
-release: ## all packages for PostgreSQL 15 to 18, the archive for PGXN, and SHA256SUMS, under target/packages
+release: script ## all packages for PostgreSQL 15 to 18, the archive for PGXN, and SHA256SUMS, under target/packages
+	@cmp -s $(EXTENSION)/webhook--$(VERSION).sql sql/releases/webhook--$(VERSION).sql || \
+		{ echo "The files of sql/ are not the release $(VERSION): make freeze"; exit 1; }
 	@rm -rf $(RELEASE)
 	@for pg in 15 16 17 18; do env -u PG_CONFIG $(MAKE) --no-print-directory package PG=$$pg PG_CONFIG= || exit; done
 	@$(MAKE) --no-print-directory pgxn

@@ -71,6 +71,15 @@ apt install "/packages/${extension}_$version-1_$architecture.deb" "/packages/web
 [ "$(inside systemctl is-active webhook-relay)" = inactive ] || fail "the relay runs without a connection"
 [ "$(inside stat -c '%a %U' /etc/webhook-relay.conf)" = "600 root" ] || fail "others can read /etc/webhook-relay.conf"
 
+step "the scripts of releases, and upgrades from each"
+for release in "$tests"/../../sql/releases/webhook--*.sql; do
+    [ -e "$release" ] || continue
+    script=$root/usr/share/postgresql/$pg/extension/$(basename "$release")
+    cmp "$release" "$script" || fail "the package has another $(basename "$release")"
+    [ "$(basename "$release")" = "webhook--$version.sql" ] || [ -s "${script%.sql}--$version.sql" ] || \
+        fail "there is no upgrade from $(basename "$release")"
+done
+
 step "CREATE EXTENSION delivers"
 cat >"$root/etc/postgresql/$pg/main/conf.d/webhook.conf" <<END
 shared_preload_libraries = 'webhook'

@@ -2,7 +2,7 @@
 -- all that follow.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
--- What SQL asks of the shared library, and of the extension that it is in. sql/portable/01_native.sql has the same functions
+-- Functions of the shared library, and of the extension that it is in. sql/portable/01_native.sql has the same functions
 -- for a database without either.
 
 CREATE OR REPLACE FUNCTION webhook.is_portable() RETURNS boolean
@@ -24,12 +24,10 @@ CREATE OR REPLACE FUNCTION webhook.require_safe_owner() RETURNS void
     LANGUAGE c STABLE
     AS 'MODULE_PATHNAME', 'require_safe_owner_wrapper';
 
--- Lets webhook_owner connect to this database.
 CREATE OR REPLACE FUNCTION webhook.grant_connect() RETURNS void
     LANGUAGE c VOLATILE
     AS 'MODULE_PATHNAME', 'grant_connect_wrapper';
 
--- Gives roles what their levels have gained: webhook.renew_levels().
 CREATE OR REPLACE FUNCTION webhook.renew_grants() RETURNS void
     LANGUAGE c VOLATILE
     AS 'MODULE_PATHNAME', 'renew_grants_wrapper';
@@ -44,7 +42,6 @@ CREATE OR REPLACE FUNCTION webhook.new_private_key() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'new_private_key_wrapper';
 
--- Whether a private key has the public key that belongs to it.
 CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_private_key_wrapper';
@@ -54,12 +51,11 @@ CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
 
--- Why a filter, given as the text of a jsonpath, could take too long for an emit; null if it cannot.
 CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'pattern_problem_wrapper';
 
--- What is wrong with the template of an endpoint, and the remedy, by the code that renders it; null if nothing is.
+-- By the code that renders templates.
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
     RETURNS SETOF record
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
@@ -71,7 +67,6 @@ CREATE OR REPLACE FUNCTION webhook.header_value_problem(value text, OUT problem 
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'header_value_problem_wrapper';
 
--- For a HINT: the names that are close to one that does not exist; null where none is.
 CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
@@ -91,7 +86,6 @@ CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_wrapper';
 
--- The same for endpoints that have something due at that time: without a look at all the others.
 CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_for_wrapper';
@@ -130,7 +124,7 @@ CREATE OR REPLACE FUNCTION webhook.is_preloaded() RETURNS boolean
     LANGUAGE c STABLE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_preloaded_wrapper';
 
--- What the worker of this database last said of itself; no row where there is none.
+-- No row where there is no worker.
 CREATE OR REPLACE FUNCTION webhook.worker_report(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int,
     OUT last_error text, OUT last_error_at timestamptz)
@@ -138,7 +132,6 @@ CREATE OR REPLACE FUNCTION webhook.worker_report(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'worker_report_wrapper';
 
--- Asked by a procedure that commits, before anything else: refuses where it cannot, and says what to do.
 CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';
@@ -150,7 +143,6 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE c
     AS 'MODULE_PATHNAME', 'webhook_trigger';
 
--- The routines of the extension, wherever they are.
 CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -160,7 +152,6 @@ CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETUR
         WHERE x.extname = 'webhook';
     END;
 
--- The schema of the functions that people call.
 CREATE OR REPLACE FUNCTION webhook.home() RETURNS regnamespace
     LANGUAGE sql STABLE
     RETURN (SELECT x.extnamespace::regnamespace FROM pg_extension x WHERE x.extname = 'webhook');
@@ -177,7 +168,6 @@ CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN current_setting('webhook.' || name, true);
 
--- What tells this server from one that a dump was restored to. No dump carries the id of an installation.
 CREATE OR REPLACE FUNCTION webhook.server_mark() RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN '';

@@ -1,4 +1,5 @@
--- Which installation this is. A copy of a database must not send what the original sends, so it has to know that it is one.
+-- The identity of the installation. A copy of a database must not repeat the requests of the original, so it has to know that it
+-- is one.
 --
 -- The id of an installation is made once, by CREATE EXTENSION, and is a constant in the body of a function that belongs to the
 -- extension: no dump, no DML and no publication carries it, and pg_upgrade and physical copies keep it. With the database's OID

@@ -58,7 +58,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN webhook.endpoint_reasons() ? code;
 
--- What last_error says where no attempt has left words of its own.
+-- For last_error, where no attempt has left words of its own.
 CREATE OR REPLACE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');
 
 CREATE OR REPLACE VIEW webhook.code AS

@@ -68,7 +68,7 @@ BEGIN
     RETURN policy;
 END $$;
 
--- What an outcome means under a policy: a status, or the code of an attempt without one. A status that was read decides,
+-- The outcome is a status, or the code of an attempt without one. A status that was read decides,
 -- whatever came after it. 40_judgement.sql goes on from here.
 CREATE OR REPLACE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE

@@ -423,7 +423,7 @@ DECLARE
 BEGIN
     IF (pending IN ('cancel', 'fail')) IS NOT TRUE THEN
         RAISE EXCEPTION 'pending cannot be "%"', pending USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'Use ''cancel'' to drop what is still queued, ''fail'' to keep it in webhook.dead_letter.';
+            HINT = 'Use ''cancel'' to cancel its queued deliveries, ''fail'' to keep them in webhook.dead_letter.';
     END IF;
     DELETE FROM webhook.endpoint e WHERE e.id = removed_id;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = removed_id;

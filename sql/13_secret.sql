@@ -11,7 +11,7 @@ BEGIN
     IF (key ~ '^whsk_[A-Za-z0-9+/]{86}==$' AND webhook.is_private_key(key)) IS NOT TRUE THEN
         RAISE EXCEPTION 'private key is not valid' USING ERRCODE = 'invalid_parameter_value',
             DETAIL = 'A private key is whsk_ followed by 64 bytes in base64: the seed of an ed25519 key, and its public key.',
-            HINT = 'Leave it out, and one is made for you.';
+            HINT = 'Leave it out, and the extension makes one.';
     END IF;
 END $$;
 
@@ -38,7 +38,7 @@ BEGIN
         AND octet_length(decode(substr(secret, 7), 'base64')) BETWEEN 24 AND 64) IS NOT TRUE THEN
         RAISE EXCEPTION 'signing secret is not valid' USING ERRCODE = 'invalid_parameter_value',
             DETAIL = 'A secret is whsec_ followed by 24 to 64 bytes in base64; a private key is whsk_ followed by 64.',
-            HINT = 'Leave it out, and one is made for you.';
+            HINT = 'Leave it out, and the extension makes one.';
     END IF;
 END $$;
 
@@ -162,7 +162,7 @@ DECLARE
 BEGIN
     IF (overlap >= interval '0' AND overlap <= interval '1000 days') IS NOT TRUE THEN
         RAISE EXCEPTION 'overlap must be between 0 and 1000 days' USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'With ''0 s'' the old secret is not used any more from now on.';
+            HINT = 'Use ''0 s'' to revoke the old secret immediately.';
     END IF;
     -- Two who rotate at the same time: one after the other, or both would be the newest.
     PERFORM FROM webhook.endpoint e WHERE e.id = rotated_id FOR UPDATE;

@@ -30,7 +30,7 @@ BEGIN
     RETURN keys;
 END $$;
 
--- Who is subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees
+-- The endpoints that are subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees
 -- through it. An endpoint restored before its policy has that of the default one.
 CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int, filter jsonpath)
     LANGUAGE sql STABLE
@@ -73,7 +73,6 @@ CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE ON web
     FOR EACH ROW EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.policy ENABLE ALWAYS TRIGGER routes_changed;
 
--- What filters are applied to.
 CREATE OR REPLACE FUNCTION webhook.filtered_document(event_type text, payload jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
     RETURN jsonb_build_object('type', event_type, 'data', payload);

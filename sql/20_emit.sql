@@ -7,7 +7,7 @@
 -- Paused and disabled endpoints get their deliveries too: kept back, never dropped. What was to be delivered in the past is due
 -- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for.
 
--- What is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
+-- Input that is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
 -- need them.
 
 CREATE OR REPLACE FUNCTION webhook.is_event_type(event_type text) RETURNS boolean
@@ -73,7 +73,7 @@ CREATE OR REPLACE FUNCTION webhook.require_lifetime(deliver_at timestamptz, expi
 BEGIN
     IF expires_at <= deliver_at THEN
         RAISE EXCEPTION 'expires_at must be after deliver_at' USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'What expires before it is due is never sent; give it more time, or leave one of the two null.';
+            HINT = 'A delivery that expires before it is due is never sent; give it more time, or leave one of the two null.';
     END IF;
 END $$;
 
@@ -118,7 +118,7 @@ CREATE OR REPLACE FUNCTION webhook.max_payload() RETURNS bigint
 -- stands: the events that the keys stand for, in their order. A null has its own event; a key that is there twice stands for the
 -- event of its first place.
 --
--- Whoever meets a key that another transaction has just taken waits for its end: by then the key stands for that one's event, or
+-- A transaction that meets a key that another has just taken waits for its end: by then the key stands for that one's event, or
 -- is free again. All take keys in the same order, so that two transactions with the same keys do not wait for each other. A key
 -- whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen, in REPEATABLE READ, the
 -- server says so with a serialization failure. A new key is inserted without looking for it first: to have found it missing
@@ -178,7 +178,7 @@ BEGIN
             taken_ids := taken_ids || found_ids;
         END IF;
 
-        -- Those that were renewed or removed by another meanwhile.
+        -- Another transaction has renewed or removed these meanwhile.
         SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
         FROM unnest(wanted_keys, wanted_ids) AS w (key, id) WHERE w.key <> ALL (taken);
     END LOOP;
@@ -189,7 +189,6 @@ BEGIN
                  ORDER BY k.ordinal);
 END $$;
 
--- The deliveries of an event for endpoints that were named or have a filter; whether there are any. It wakes the worker.
 CREATE OR REPLACE FUNCTION webhook.queue_for_some(
     event_id uuid, event_type text, payload jsonb, tenant text, only_endpoints int[], next_attempt_at timestamptz,
     wait_reason text, expires_at timestamptz, ordering_key text, coalesce_key text, emitted_at timestamptz, payload_bytes int)
@@ -214,7 +213,6 @@ BEGIN
     RETURN queued_for IS NOT NULL AND webhook.wake(queued_for, next_attempt_at);
 END $$;
 
--- An event of any kind: what is not valid is refused, and who wants it is looked up.
 CREATE OR REPLACE FUNCTION webhook.emit_checked(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])

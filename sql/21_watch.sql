@@ -36,7 +36,7 @@ BEGIN
                                 ordering_keys => ordering_keys, coalesce_keys => coalesce_keys);
 END $$;
 
--- The same for on_error = warn: what cannot be emitted is left out and counted, found by halving what it is in.
+-- The same for on_error = warn. Halving the batch finds the events that cannot be emitted.
 CREATE OR REPLACE FUNCTION webhook.emit_possible_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[],
     INOUT lost bigint, INOUT problem text)
@@ -83,7 +83,7 @@ CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF
           AND t.tgname IN ('webhook_insert', 'webhook_update', 'webhook_delete', 'webhook_truncate');
     END;
 
--- What may be watched: a table that emitting does not write, with all its parts.
+-- A table can be watched that emitting does not write, with all its parts.
 CREATE OR REPLACE FUNCTION webhook.require_watchable(target regclass, is_by_row boolean) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -140,7 +140,6 @@ BEGIN
     END IF;
 END $$;
 
--- What a watch may be, and says so where it may not.
 CREATE OR REPLACE FUNCTION webhook.require_watch(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text) RETURNS void
@@ -219,7 +218,6 @@ BEGIN
         HINT = 'It is the name of a table, with or without a schema, and quoted as in SQL.';
 END $$;
 
--- The commands that make the watch of a table what it is to be: none where it is that already.
 CREATE OR REPLACE FUNCTION webhook.watch_commands(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text) RETURNS SETOF text
@@ -242,7 +240,7 @@ BEGIN
     END IF;
     IF webhook.is_portable() THEN
         RAISE NOTICE 'roles that write "%" need the level emit', target
-            USING DETAIL = 'Without the library the events of a change are emitted with the rights of whoever makes it.',
+            USING DETAIL = 'Without the library the events of a change are emitted with the rights of the role that makes it.',
                   HINT = 'SELECT webhook_grant(.., ''emit'') gives it to each of them.';
     END IF;
 
@@ -348,7 +346,7 @@ BEGIN
     RETURN QUERY SELECT webhook.watch_definitions(target);
 END $$;
 
--- Drops what webhook_watch() has made, and says how many triggers that were. Others that call webhook_trigger() stay.
+-- Returns the number of triggers that it dropped. Triggers by hand stay.
 CREATE OR REPLACE FUNCTION webhook.unwatch(target regclass) RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

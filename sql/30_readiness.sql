@@ -21,7 +21,6 @@ CREATE OR REPLACE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS bool
     LANGUAGE sql STABLE
     RETURN expires_at IS NULL OR expires_at > now();
 
--- Whether nothing of its own but time keeps a delivery back: it is neither in flight nor parked nor behind another.
 CREATE OR REPLACE FUNCTION webhook.awaits_its_time(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN q.status = 'PENDING' AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
@@ -41,7 +40,6 @@ CREATE OR REPLACE FUNCTION webhook.may_be_probe(q webhook.delivery_queue) RETURN
     RETURN webhook.awaits_its_time(q) AND q.event_type <> 'webhook.test'
            AND (q.next_attempt_at <= now() OR q.wait_reason = 'retry');
 
--- Why a PENDING delivery waits, as far as it is its own business, in a word: 'due' for no reason.
 CREATE OR REPLACE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retries_before timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE WHEN webhook.is_ready(q, retries_before) THEN 'due'

@@ -4,7 +4,7 @@
 -- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
 -- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
 
--- What a row of the queue must be. plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT; without a
+-- The CHECK of the queue. plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT; without a
 -- SET, which costs as much, hence all names in full.
 CREATE OR REPLACE FUNCTION webhook.may_be_queued(
     status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,

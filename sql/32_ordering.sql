@@ -9,7 +9,7 @@
 -- sees to it. Under the policy's on_blocked = wait it does not pass on from a dead letter, until somebody sends that again
 -- or discards it; but nobody waits for one that was redacted and cannot be sent any more.
 --
--- What is emitted in a transaction that commits late is not seen in time: it goes out when it has been committed and the
+-- An event of a transaction that commits late is not seen in time: it goes out when it has been committed and the
 -- turn that was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they
 -- do by updating the same row.
 --
@@ -78,7 +78,6 @@ BEGIN
     RETURN in_turn;
 END $$;
 
--- Whether it may be the probe.
 CREATE OR REPLACE FUNCTION webhook.has_its_turn(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -22,7 +22,6 @@
 -- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
 CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
 
--- How long a relay may send without an answer; and so, how long it counts as alive after its session.
 CREATE OR REPLACE FUNCTION webhook.longest_silence() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '2 s';
 
 -- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. Somebody may
@@ -51,7 +50,6 @@ BEGIN
                             webhook.sender_lock());
 END $$;
 
--- Ends runs that have left no claim, and their leases: this session's, and those of senders that are gone.
 CREATE OR REPLACE FUNCTION webhook.end_senders(sender_ids int[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 ms' AS $$
 DECLARE
@@ -101,7 +99,6 @@ BEGIN
     UPDATE webhook.sender s SET lost_at = clock_timestamp() WHERE s.lost_at IS NULL AND NOT webhook.has_session(s.id);
 END $$;
 
--- Runs that have not ended in order and do not go on.
 CREATE OR REPLACE FUNCTION webhook.dead_senders() RETURNS int[]
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

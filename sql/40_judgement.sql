@@ -35,7 +35,6 @@ CREATE OR REPLACE FUNCTION webhook.judge(
     RETURN webhook.judgement(webhook.verdict(p, status_code, failure), p, attempts, max_attempts, status_code, failure,
                              retry_after_s, ended_at, draw);
 
--- Of an attempt whose claim is over.
 CREATE OR REPLACE FUNCTION webhook.judge_late(p webhook.policy, status_code int, failure text) RETURNS webhook.judgement
     LANGUAGE sql IMMUTABLE
     RETURN ROW('late', NULL, NULL, CASE WHEN webhook.verdict(p, status_code, failure) <> 'success'

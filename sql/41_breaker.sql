@@ -60,7 +60,6 @@ BEGIN
     RETURN b;
 END $$;
 
--- An alert, until webhook.alert has it.
 CREATE OR REPLACE FUNCTION webhook.alert_about(endpoint_id int, kind text, reason text, error text, is_own boolean) RETURNS webhook.alert
     LANGUAGE sql STABLE
     RETURN ROW(NULL, endpoint_id, kind, reason, error, is_own, 1, '{}', now(), NULL)::webhook.alert;
@@ -153,7 +152,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- Success changes nothing here.
 CREATE OR REPLACE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.test_event_id IS NULL;
@@ -321,7 +319,6 @@ BEGIN
     RETURN probes || tests;
 END $$;
 
--- Ends the bringing forward of retries where there are none left to bring.
 CREATE OR REPLACE FUNCTION webhook.end_catching_up(endpoint_ids int[]) RETURNS void
     LANGUAGE sql
     BEGIN ATOMIC
@@ -341,7 +338,6 @@ BEGIN
     PERFORM webhook.close_breaker(webhook.require_endpoint(endpoint));
 END $$;
 
--- Closed now, by a person: counter 0, waiting retries due at once.
 CREATE OR REPLACE FUNCTION webhook.close_breaker(endpoint_id int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -39,7 +39,7 @@ BEGIN
     due_at := least(due_at, test_due_at);
 END $$;
 
--- What `skip` cancels when it is due: emitted since the breaker opened, and since then neither tried nor asked for by a person,
+-- `skip` cancels a due delivery that was emitted since the breaker opened, and since then neither tried nor asked for by a person,
 -- who wants it sent.
 CREATE OR REPLACE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, opened_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE

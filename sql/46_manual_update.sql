@@ -64,7 +64,7 @@ BEGIN
     ELSE
         RAISE EXCEPTION 'a delivery that is % cannot be made %', OLD.status, NEW.status
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                  HINT = 'Set status to PENDING to send it again, or to CANCELLED to drop what was not sent.';
+                  HINT = 'Set status to PENDING to send it again, or to CANCELLED to give it up.';
     END IF;
     NEW.claimed_at := NULL;
     NEW.claimed_by := NULL;

@@ -77,7 +77,7 @@ BEGIN
         last_sent_at = coalesce(excluded.last_sent_at, s.last_sent_at);
 END $$;
 
--- What a sender has counted. It waits for nobody for long: it brings its counts again.
+-- It waits for no lock for long: the sender brings its counts again.
 CREATE OR REPLACE FUNCTION webhook.add_figures(figures jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250 ms' AS $$
 BEGIN

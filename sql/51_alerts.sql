@@ -93,7 +93,7 @@ BEGIN
             WHEN 'degraded' THEN format('SELECT webhook_why(%s) explains it.', address)
             WHEN 'opened' THEN format('The endpoint gets nothing but probes until one succeeds. SELECT webhook_why(%1$s) says when, '
                                       'SELECT webhook_reset_breaker(%1$s) closes the breaker now.', address)
-            WHEN 'closed' THEN 'The endpoint gets what has waited for it.'
+            WHEN 'closed' THEN 'The deliveries that waited go out now.'
             WHEN 'disabled' THEN format('The endpoint gets nothing until SELECT webhook_resume(%s).', address)
             WHEN 'failed' THEN format('SELECT * FROM webhook.failed WHERE endpoint = %1$s shows them; '
                                       'CALL webhook_replay_all(%1$s) sends them again.', address)

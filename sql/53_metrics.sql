@@ -3,7 +3,7 @@
 -- The five of the documents look at the last 15 minutes, those beside them at this moment: during an outage deliveries wait
 -- and are retried, so nothing is finished that the five could count, but breakers open and the queue ages.
 
--- What can be counted at this moment, each up to webhook.count_limit(). `oldest_due` is of endpoints that are sent to, `parked`
+-- Counts of this moment, each up to webhook.count_limit(). `oldest_due` is of endpoints that are sent to, `parked`
 -- counts what is due at the others. Our own events are no dead letters that anybody waits for.
 CREATE OR REPLACE FUNCTION webhook.gauges(
     OUT endpoints bigint, OUT open_breakers bigint, OUT disabled_endpoints bigint, OUT oldest_due interval, OUT parked bigint,
@@ -126,7 +126,6 @@ BEGIN
     END;
 END $$;
 
--- What to do about a metric that is beyond its threshold.
 CREATE OR REPLACE FUNCTION webhook.metric_remedy(metric text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE

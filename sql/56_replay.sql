@@ -8,16 +8,15 @@ CREATE OR REPLACE FUNCTION webhook.tell_passed_over(endpoint_gone bigint, payloa
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF endpoint_gone > 0 THEN
-        RAISE NOTICE 'passed over, because their endpoint was removed: % deliveries', endpoint_gone
+        RAISE NOTICE 'skipped % deliveries whose endpoint was removed', endpoint_gone
             USING HINT = 'webhook_discard() deletes those that failed, and DELETE FROM webhook.dead_letter WHERE .. many of them.';
     END IF;
     IF payload_gone > 0 THEN
-        RAISE NOTICE 'passed over, because their event was redacted or deleted: % deliveries', payload_gone
+        RAISE NOTICE 'skipped % deliveries whose event was redacted or deleted', payload_gone
             USING HINT = 'webhook_discard() deletes those that failed, and DELETE FROM webhook.dead_letter WHERE .. many of them.';
     END IF;
 END $$;
 
--- Sends an event again, to one endpoint or to all that have a delivery of it. Returns the number of deliveries.
 CREATE OR REPLACE FUNCTION webhook.replay_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -42,7 +41,7 @@ BEGIN
     replayed := webhook.change('replay', found.event_ids, found.endpoint_ids, ended);
     PERFORM webhook.tell_passed_over(found.endpoint_gone, found.payload_gone);
     IF found.queued > 0 THEN
-        RAISE NOTICE 'left as they are, because they are queued already: % deliveries', found.queued
+        RAISE NOTICE 'skipped % deliveries that are queued already', found.queued
             USING HINT = format('UPDATE webhook.delivery SET next_attempt_at = now() WHERE event_id = %L AND status = ''PENDING'' '
                                 'makes them due now.', replay_event.event_id);
     ELSIF found.deliveries = 0 THEN
@@ -83,7 +82,7 @@ BEGIN
                  count(*) FILTER (WHERE c.payload_is_gone AND NOT c.endpoint_is_gone) AS payload_gone FROM chosen c) c;
 END $$;
 
--- What people select by; null stands for no condition. Without SET, so that the planner sees through it.
+-- Null stands for no condition. Without SET, so that the planner sees through it.
 CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_type text, ended_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN (run.of_endpoints IS NULL OR endpoint_id = ANY (run.of_endpoints))

@@ -25,7 +25,7 @@ BEGIN
                   DETAIL = format('Its policy "%s" has keep_sent = false, so events might be sent twice.', forgetful.policy),
                   HINT = 'Give the endpoint a policy that keeps them first: UPDATE webhook.endpoint SET policy = ..';
     ELSIF forgetful.endpoints > 0 THEN
-        RAISE NOTICE 'passed over, because they keep no record of the deliveries that were sent: % endpoints', forgetful.endpoints
+        RAISE NOTICE 'skipped % endpoints that keep no record of sent deliveries', forgetful.endpoints
             USING HINT = 'Their policies have keep_sent = false, so events might be sent twice.';
     END IF;
     run.of_endpoints := ARRAY(SELECT e.id FROM webhook.endpoint e

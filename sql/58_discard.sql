@@ -26,7 +26,6 @@ BEGIN
     RETURN discarded;
 END $$;
 
--- Deletes the dead letters of an event, at one endpoint or at all. Returns their number.
 CREATE OR REPLACE FUNCTION webhook.discard_event(event_id uuid, endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

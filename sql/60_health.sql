@@ -1,6 +1,5 @@
 -- Health: what is wrong with delivery as a whole, and what helps, for webhook_status().
 
--- Disk that the deliveries of one endpoint may take before somebody is told.
 CREATE OR REPLACE FUNCTION webhook.backlog_limit() RETURNS bigint LANGUAGE sql IMMUTABLE RETURN 1073741824;
 
 -- The endpoint that has most of a long queue, and what it takes on disk with its events, as the planner's statistics have it:
@@ -27,7 +26,7 @@ BEGIN
     WHERE c.oid = 'webhook.delivery_queue'::regclass AND now_queued.queued > webhook.count_limit();
 END $$;
 
--- What is wrong, each with its weight: critical where nothing is delivered, warning where somebody should look, ok where it is
+-- Problems, each with its weight: critical where nothing is delivered, warning where somebody should look, ok where it is
 -- only good to know. `state` and `reason` are those of the worker, or of the relays that deliver instead.
 CREATE OR REPLACE FUNCTION webhook.problems(state text, reason text) RETURNS TABLE (health text, problem text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
--- What a person sees first.
+-- webhook_status() and the views on endpoints and waiting deliveries: a person looks at these first.
 
 -- A physical copy cannot be told from a failover: it sends, unless it has a site of another name. Without the library it has no
 -- sender until somebody starts a relay for it, and the site is a row that is copied too.
@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.setting('site') = '' AND NOT webhook.is_portable() AND EXISTS (SELECT FROM webhook.endpoint);
 
--- What a sender looks at every few seconds: endpoints of another installation, whether a copy of this server would send too, and
+-- A sender looks at this every few seconds: endpoints of another installation, whether a copy of this server would send too, and
 -- the longest that a request may take.
 CREATE OR REPLACE FUNCTION webhook.survey(OUT foreign_endpoints bigint, OUT is_without_site boolean, OUT longest_request_seconds bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -16,7 +16,6 @@ BEGIN
     longest_request_seconds := webhook.longest_request_seconds();
 END $$;
 
--- What the worker does, as people are told it, and what to do about it.
 CREATE OR REPLACE FUNCTION webhook.worker_state(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int, OUT last_error text, OUT last_error_at timestamptz)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -52,7 +51,6 @@ BEGIN
     END IF;
 END $$;
 
--- Deliveries are counted up to here, so that a look at a long queue costs no more than one at a short one.
 CREATE OR REPLACE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
 
 -- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
@@ -146,12 +144,11 @@ BEGIN
     ) found;
 END $$;
 
--- What an endpoint's URL may show to those who may not see its credentials, which are often in the path.
+-- Credentials are often in the path.
 CREATE OR REPLACE FUNCTION webhook.masked_url(url text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', E'\\1/***');
 
--- For views, which ask with their reader's rights.
 CREATE OR REPLACE FUNCTION webhook.own_origin() RETURNS text
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -204,7 +201,7 @@ CROSS JOIN LATERAL (
 ) dead
 LEFT JOIN webhook.stat total ON total.endpoint_id = e.id AND total.grain = 'total';
 
--- What waits and why, in a word: what keeps the endpoint back (held, disabled, paused, open, half_open) before the delivery's own
+-- Deliveries that wait and why, in a word: the state of the endpoint (held, disabled, paused, open, half_open) before the delivery's own
 -- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null
 -- where a person has parked it.
 CREATE OR REPLACE VIEW webhook.waiting AS

@@ -2,7 +2,6 @@
 -- header or secret is in them, nor in the errors that they quote. A NULL within format() is nothing: that is how the optional
 -- parts of a sentence are left out. What is ready is asked of 30_readiness.sql.
 
--- Why nothing is delivered on this server, if so.
 CREATE OR REPLACE FUNCTION webhook.why_server() RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -26,7 +25,6 @@ BEGIN
     END IF;
 END $$;
 
--- The event of this id, written in any way that the server reads; null where it is none.
 CREATE OR REPLACE FUNCTION webhook.as_event_id(about text) RETURNS uuid
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

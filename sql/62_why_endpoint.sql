@@ -1,6 +1,6 @@
 -- Why, of an endpoint: its state, what waits for it, what failed, and which command changes that.
 
--- What is passed to a query may be read in its plan, with debug_print_plan.
+-- debug_print_plan shows the parameters of a query, so credentials must not be among them.
 CREATE OR REPLACE FUNCTION webhook.endpoint_without_credentials(wanted_id int) RETURNS webhook.endpoint
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -13,7 +13,7 @@ BEGIN
     RETURN e;
 END $$;
 
--- What stands between an endpoint and its deliveries, which command removes it, whether this one (null: none) waits for that, and
+-- The obstacles between an endpoint and its deliveries, the command that removes each, whether this one (null: none) waits for it, and
 -- whether a breaker that has closed has made it due before its time.
 CREATE OR REPLACE FUNCTION webhook.why_held_back(
     e webhook.endpoint, d webhook.delivery, OUT sentences text[], OUT waits boolean, OUT is_brought_forward boolean)
@@ -108,8 +108,8 @@ BEGIN
             WHEN is_stopped OR p.when_open = 'hold' THEN
                 format('Meanwhile deliveries are kept back%s%s.', ', and fail as "expired" after ' || webhook.span_in_words(p.hold_for),
                        CASE WHEN NOT is_stopped THEN ' (when_open = hold)' WHEN p.hold_for IS NOT NULL THEN ' (hold_for)' END)
-            WHEN p.when_open = 'skip' THEN 'Meanwhile what is emitted is skipped (when_open = skip).'
-            WHEN p.when_open = 'fail' THEN 'Meanwhile what is due fails as "circuit open" (when_open = fail).'
+            WHEN p.when_open = 'skip' THEN 'Meanwhile new deliveries are skipped (when_open = skip).'
+            WHEN p.when_open = 'fail' THEN 'Meanwhile due deliveries fail as "circuit open" (when_open = fail).'
             ELSE 'Meanwhile an attempt that is due fails as "circuit open", and counts (when_open = attempt).'
         END;
     END IF;
@@ -118,7 +118,7 @@ BEGIN
     END IF;
 END $$;
 
--- What waits for an endpoint, by its reason, and after which errors. No more than 10,000 are counted.
+-- With the errors before. No more than 10,000 are counted.
 CREATE OR REPLACE FUNCTION webhook.why_waiting(e webhook.endpoint) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -172,7 +172,6 @@ BEGIN
     ORDER BY last.completed_at DESC;
 END $$;
 
--- What of the newest events an endpoint with a filter is sent.
 CREATE OR REPLACE FUNCTION webhook.why_filter(e webhook.endpoint) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -44,7 +44,7 @@ BEGIN
         array_to_string(missed, ', '), missed[1]) END;
 END $$;
 
--- What may have become of an event that is not here. An id of ours tells when it was made.
+-- An id of ours tells when it was made.
 CREATE OR REPLACE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -57,7 +57,7 @@ BEGIN
         coalesce(asked_event_id::text, 'NULL'),
         ' is ' || webhook.setting('retention_sent'), ' is ' || webhook.setting('retention_failed'));
     RETURN NEXT CASE WHEN substr(digits, 13, 1) = '7' THEN format(
-        'If webhook_emit() made this id, then at %s. Check it: it is what webhook_emit() returned, and the receiver''s webhook-id.',
+        'If webhook_emit() made this id, then at %s. Check it: webhook_emit() returned it, and the receiver saw it as webhook-id.',
         webhook.time_in_words(to_timestamp(('x' || left(digits, 12))::bit(48)::bigint / 1000.0)))
     ELSE 'Check the id: webhook_emit() did not make it, for its own are UUIDs of version 7.' END;
 END $$;
@@ -175,8 +175,8 @@ BEGIN
         RETURN NEXT format('  It stays in webhook.dead_letter. SELECT webhook_replay(%L, %L) sends it again, from the first attempt.',
                            d.event_id, address);
         IF EXISTS (SELECT FROM webhook.lane l WHERE l.endpoint_id = d.endpoint_id AND l.ordering_key = d.ordering_key AND l.event_id = d.event_id) THEN
-            RETURN NEXT format('  What has the same ordering key, "%s", waits until it is sent or discarded (on_blocked = wait). '
-                               'SELECT webhook_discard(%L, %L) lets it go on.', d.ordering_key, d.event_id, address);
+            RETURN NEXT format('  Deliveries with the same ordering key, "%s", wait until it is sent or discarded (on_blocked = wait). '
+                               'SELECT webhook_discard(%L, %L) lets them go on.', d.ordering_key, d.event_id, address);
         END IF;
     ELSIF d.status IN ('SENT', 'CANCELLED') THEN
         RETURN NEXT format('  SELECT webhook_replay(%L, %L) sends it %s.', d.event_id, address,
@@ -184,7 +184,6 @@ BEGIN
     END IF;
 END $$;
 
--- Endpoints that have no delivery of an event, those that come nearest to it first.
 CREATE OR REPLACE FUNCTION webhook.why_no_delivery(v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -219,7 +218,7 @@ BEGIN
                                             || webhook.why_filter_misses_row(other.filter, v.payload), NULL);
         END IF;
         IF other.created_at > v.created_at THEN
-            reasons := reasons || format('it was added at %s, after the event; CALL webhook_backfill(%L, %L) sends it what it matches from there on',
+            reasons := reasons || format('it was added at %s, after the event; CALL webhook_backfill(%L, %L) sends it the events that it matches from there on',
                                          webhook.time_in_words(other.created_at), other.address, v.created_at);
         END IF;
         IF cardinality(reasons) = 0 THEN
@@ -228,7 +227,7 @@ BEGIN
                      THEN 'perhaps not its filter, which cannot be told any more of a payload that was redacted'
                      WHEN (webhook.policy_of(other.policy)).keep_sent
                      THEN 'they, its filter or its tenant were changed since, others were chosen by name, or the delivery was removed'
-                     ELSE format('its policy "%s" keeps no row of what was sent (keep_sent = false)', other.policy) END);
+                     ELSE format('its policy "%s" keeps no row of sent deliveries (keep_sent = false)', other.policy) END);
         END IF;
         RETURN NEXT format('Endpoint "%s" has no delivery of it: %s.', other.address, array_to_string(reasons, '; '));
         RETURN QUERY SELECT '  ' || x FROM webhook.why_attempts(v.id, other.id) AS x;
@@ -281,7 +280,7 @@ BEGIN
 
     IF NOT EXISTS (SELECT FROM webhook.endpoint) THEN
         RETURN NEXT 'There are no endpoints. SELECT * FROM webhook_set_endpoint(''name'', ''https://..'') adds one, '
-                    'and CALL webhook_backfill(..) sends it what was emitted before.';
+                    'and CALL webhook_backfill(..) sends it earlier events.';
     ELSIF v.id IS NOT NULL THEN
         IF deliveries = 0 AND NOT EXISTS (
             SELECT FROM webhook.subscribers(webhook.matching_keys(v.tenant, v.event_type)) s

@@ -29,13 +29,12 @@ CREATE OR REPLACE FUNCTION webhook.span_in_words(span interval) RETURNS text
               ORDER BY u.seconds LIMIT 1) w
     );
 
--- The first few patterns of an endpoint that has many.
 CREATE OR REPLACE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN format('%s%s', array_to_string(patterns[1:10], ', '),
                   CASE WHEN cardinality(patterns) > 10 THEN format(' and %s more', cardinality(patterns) - 10) END);
 
--- What ended a delivery where it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
+-- The end of a delivery where it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
 -- not tell which of two times has passed.
 CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
     LANGUAGE sql STABLE

@@ -20,7 +20,7 @@ BEGIN
     INTO url, headers, body
     FROM webhook.event v
     CROSS JOIN webhook.routes(ARRAY[target_id]) route
-    -- What is finished would be sent again from its first attempt.
+    -- A finished delivery would be sent again from its first attempt.
     LEFT JOIN webhook.delivery_queue q ON q.event_id = v.id AND q.endpoint_id = route.endpoint_id
     CROSS JOIN LATERAL webhook.render_request(
         v.id, v.event_type, v.tenant, webhook.wire_time(v.created_at), v.payload::text,

@@ -1,4 +1,4 @@
--- What an operator does to an endpoint: stop it, let it go on, try it.
+-- Operators stop an endpoint, let it go on, and try it.
 
 -- Says how many endpoints it has paused: those that were not paused before.
 CREATE OR REPLACE FUNCTION webhook.pause(endpoint text) RETURNS bigint
@@ -14,7 +14,6 @@ BEGIN
     RETURN paused;
 END $$;
 
--- The deliveries of an endpoint that may be claimed now.
 CREATE OR REPLACE FUNCTION webhook.sendable_now(of_endpoint int) RETURNS bigint
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -93,7 +92,7 @@ BEGIN
     FROM webhook.endpoint e, webhook.policy_of(e.policy) p WHERE e.id = tested_id;
 END $$;
 
--- The outcome of a test, and with it the end of all traces; nothing as long as it is not there.
+-- Returns the outcome and removes all traces of the test; null as long as there is no outcome.
 CREATE OR REPLACE FUNCTION webhook.end_test(
     test_id uuid, tested_id int, give_up_at timestamptz,
     OUT status text, OUT status_code int, OUT error text, OUT response text, OUT duration_ms int)

@@ -1,6 +1,5 @@
 -- Adopting: the endpoints of a restored or copied database are held until somebody says that this server is to serve them.
 
--- Endpoints of another origin.
 CREATE OR REPLACE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));

@@ -1,4 +1,4 @@
--- Who may do what. There are five levels, and a role has those that webhook_grant() gave it:
+-- Levels. There are five, and a role has those that webhook_grant() gave it:
 --
 --   emit     emits events and watches tables; sees nothing
 --   read     sees events, deliveries, attempts and how endpoints are doing; neither secrets nor credentials
@@ -12,12 +12,12 @@
 -- the caller's casts and domain checks. Our own triggers need nobody's privilege to fire. webhook_trigger() is made for tables of
 -- others, and takes the rights of webhook_owner only when nothing is left of their rows but JSON.
 
--- What GRANT and REVOKE are told, object by object. A function that people call is two: the thin one and the one that does the work.
+-- One row for each object. A function that people call is two: the thin one and the one that does the work.
 CREATE OR REPLACE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- Called by the views, as whoever reads them, and by CHECKs, as whoever writes; and what the procedures, which commit and so
-    -- What webhook_watch(), which runs as its caller, is made of: each reads the system's catalogs or its arguments alone.
+    -- webhook_watch() runs as its caller and calls these: each reads the system's catalogs or its arguments alone.
     called_by_watch CONSTANT text[] :=
         '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
           is_event_type, refuse_event_type, did_you_mean, virtual_columns}';
@@ -31,7 +31,7 @@ BEGIN
     FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine LEFT JOIN webhook.api() a
          ON a.name = m.name AND a.kind IN ('function', 'procedure', 'part')
     WHERE a.level = privileges.level
-       -- Whoever writes a watched table calls these.
+       -- The writers of watched tables call these.
        OR (privileges.level = 'emit' AND webhook.is_portable() AND m.name LIKE 'capture%')
        OR (privileges.level = 'admin' AND a.level IS DISTINCT FROM 'superuser' AND m.name <> ALL (of_the_owner)
            AND p.prorettype <> 'trigger'::regtype);
@@ -78,7 +78,6 @@ BEGIN
     RETURN found_role;
 END $$;
 
--- The schema that people call our functions in, and whether there is nothing else in it.
 CREATE OR REPLACE FUNCTION webhook.api_schema(OUT schema regnamespace, OUT is_ours_alone boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -144,7 +143,7 @@ BEGIN
             EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', api.schema, from_role);
         ELSE
             RAISE NOTICE 'role "%" keeps its rights to schema "%"', role, api.schema
-                USING DETAIL = 'There are other things than webhook''s in that schema.',
+                USING DETAIL = 'The schema has objects that are not webhook''s.',
                       HINT = format('REVOKE USAGE ON SCHEMA %s FROM %s takes it away.', api.schema, from_role);
         END IF;
     END IF;

@@ -1,13 +1,15 @@
 -- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has those of
--- the API.
+-- the API, 67_parameters.sql those of its parameters.
 
 DO $$
 DECLARE
     entry record;
 BEGIN
     FOR entry IN
-        SELECT 'ROUTINE' AS kind, p.oid::regprocedure::text AS name, a.comment
+        SELECT 'ROUTINE' AS kind, p.oid::regprocedure::text AS name, concat_ws(E'\n', a.comment, described.parameters) AS comment
         FROM webhook.api() a JOIN webhook.members() m USING (name) JOIN pg_proc p ON p.oid = m.routine
+        CROSS JOIN LATERAL (SELECT string_agg(d.parameter || ': ' || d.meaning, E'\n') FROM webhook.parameters_of(p.oid) d
+                            WHERE a.kind <> 'part') AS described (parameters)
         WHERE a.kind IN ('function', 'procedure', 'part')
         UNION ALL
         SELECT upper(a.kind), format('webhook.%I', a.name), a.comment FROM webhook.api() a
@@ -63,7 +65,7 @@ COMMENT ON ROUTINE webhook.emit_possible_changes IS
 COMMENT ON ROUTINE webhook.end_catching_up IS 'Ends the bringing forward of retries where none is left.';
 COMMENT ON ROUTINE webhook.endpoint_at IS 'The endpoint of an address; no row where there is none.';
 COMMENT ON ROUTINE webhook.endpoint_without_credentials IS 'An endpoint without URL, headers and template.';
-COMMENT ON ROUTINE webhook.error_in_words IS 'What an error of ours means, as a sentence.';
+COMMENT ON ROUTINE webhook.error_in_words IS 'An error of ours as a sentence.';
 COMMENT ON ROUTINE webhook.event_source IS 'The source of events, as CloudEvents say it.';
 COMMENT ON ROUTINE webhook.expire_overdue IS 'Fails deliveries past their expires_at.';
 COMMENT ON ROUTINE webhook.expire_kept_back IS
@@ -120,7 +122,7 @@ COMMENT ON ROUTINE webhook.is_without_site IS 'Whether there are endpoints and n
 COMMENT ON ROUTINE webhook.judge IS
     'Judges an outcome once: verdict, new status, next attempt and reason code.';
 COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.';
-COMMENT ON ROUTINE webhook.judgement IS 'What an outcome means for its delivery.';
+COMMENT ON ROUTINE webhook.judgement IS 'The meaning of an outcome for its delivery.';
 COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and what it takes on disk.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders that may send.';
@@ -137,7 +139,7 @@ COMMENT ON ROUTINE webhook.max_payload IS 'The largest payload, in bytes.';
 COMMENT ON ROUTINE webhook.may_be_probe IS 'Whether a delivery may be the probe of a breaker.';
 COMMENT ON ROUTINE webhook.merge_latencies IS 'The sum of two histograms of latencies.';
 COMMENT ON ROUTINE webhook.metric_in_words IS 'A metric as a person would say it, with the threshold that it is beyond.';
-COMMENT ON ROUTINE webhook.metric_remedy IS 'What to do about a metric that is beyond its threshold.';
+COMMENT ON ROUTINE webhook.metric_remedy IS 'The remedy for a metric that is beyond its threshold.';
 COMMENT ON ROUTINE webhook.missing_deliveries IS 'Deliveries that endpoints of a backfill are missing.';
 COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes of a batch.';
 COMMENT ON ROUTINE webhook.named_endpoints IS 'The ids of endpoints that have or had this name.';
@@ -157,6 +159,8 @@ COMMENT ON ROUTINE webhook.opened IS 'A breaker as it is when it has just opened
 COMMENT ON ROUTINE webhook.origin IS 'The origin that endpoints of this installation carry.';
 COMMENT ON ROUTINE webhook.own_delay IS 'The delay of a policy after so many attempts, without Retry-After.';
 COMMENT ON ROUTINE webhook.page_of_events IS 'The next events in the order of their emission.';
+COMMENT ON ROUTINE webhook.parameters IS 'The meaning of each parameter of the API.';
+COMMENT ON ROUTINE webhook.parameters_of IS 'The parameters of a function of the API, and what each means.';
 COMMENT ON ROUTINE webhook.pass_turn(of_endpoint integer, of_key text, from_event uuid) IS
     'Passes the turn of an ordering key on to the next delivery.';
 COMMENT ON ROUTINE webhook.pass_turn() IS 'Passes the turn of an ordering key on to the next delivery.';
@@ -172,7 +176,7 @@ COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
 COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, as GRANT is told them.';
 COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe.';
-COMMENT ON ROUTINE webhook.problems IS 'What is wrong with delivery as a whole, each with its weight.';
+COMMENT ON ROUTINE webhook.problems IS 'The problems of delivery as a whole, each with its weight.';
 COMMENT ON ROUTINE webhook.protect_policy IS
     'Trigger: keeps presets as they are, and policies that endpoints use.';
 COMMENT ON ROUTINE webhook.public_half IS 'The public key of a private one.';
@@ -228,7 +232,7 @@ COMMENT ON ROUTINE webhook.rotate_hmac_secret IS 'The work of webhook_rotate_hma
 COMMENT ON ROUTINE webhook.rotate_key IS 'The work of webhook_rotate_key().';
 COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret().';
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
-COMMENT ON ROUTINE webhook.route_stamp IS 'What a route is made of, by the versions of its rows.';
+COMMENT ON ROUTINE webhook.route_stamp IS 'The versions of the rows that a route is made of.';
 COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
     'URL, headers and secrets of endpoints, for the sender.';
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
@@ -238,7 +242,7 @@ COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that m
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
 COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, as people are told of them.';
 COMMENT ON ROUTINE webhook.server_mark IS
-    'What tells this server from one that a dump was restored to.';
+    'A mark that tells this server from one that a dump was restored to.';
 COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
 COMMENT ON ROUTINE webhook.set_followers_aside IS
     'Sets deliveries aside that wait for the turn of their ordering key, and returns the others.';
@@ -264,7 +268,7 @@ COMMENT ON ROUTINE webhook.unsent IS
     'The number of deliveries in the queue, asked before the extension is dropped.';
 COMMENT ON ROUTINE webhook.url_problem IS
     'Why the settings of this server forbid a URL; null where they do not.';
-COMMENT ON ROUTINE webhook.verdict IS 'What an outcome means under a policy.';
+COMMENT ON ROUTINE webhook.verdict IS 'The meaning of an outcome under a policy.';
 COMMENT ON ROUTINE webhook.wake() IS 'Has the worker of this database look at everything, at commit.';
 COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
     'Wakes the worker for endpoints that have something due at that time, at commit.';
@@ -274,27 +278,28 @@ COMMENT ON ROUTINE webhook.wake_routes IS 'The same for routes of an event.';
 COMMENT ON ROUTINE webhook.wake_worker IS 'Trigger: wakes the worker at commit.';
 COMMENT ON ROUTINE webhook.why_attempts IS 'The attempts of a delivery, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_delivery IS 'One delivery, for webhook_why().';
-COMMENT ON ROUTINE webhook.why_endpoint IS 'What keeps an endpoint from being sent to, for webhook_why().';
+COMMENT ON ROUTINE webhook.why_endpoint IS 'The reasons why nothing is sent to an endpoint, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_event IS 'One event, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_failed IS 'The last dead letters of an endpoint, for webhook_why().';
-COMMENT ON ROUTINE webhook.why_filter IS 'What a filter lets pass of the newest events, for webhook_why().';
+COMMENT ON ROUTINE webhook.why_filter IS 'The newest events that a filter lets pass, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_filter_misses_row IS
     'A filter that can never match a watched row, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_filtered IS 'Why a filter does not let an event pass, for webhook_why().';
-COMMENT ON ROUTINE webhook.why_held_back IS 'What keeps deliveries from an endpoint, for webhook_why().';
+COMMENT ON ROUTINE webhook.why_held_back IS 'The reasons that keep deliveries back, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_no_delivery IS
     'Endpoints that have no delivery of an event, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_no_event IS
-    'What may have become of an event that is not here, for webhook_why().';
+    'The possible fates of an event that is not here, for webhook_why().';
 COMMENT ON ROUTINE webhook.why_server IS 'Why nothing is delivered on this server, for webhook_why().';
-COMMENT ON ROUTINE webhook.why_waiting IS 'What waits for an endpoint, by its reason, for webhook_why().';
+COMMENT ON ROUTINE webhook.why_waiting IS 'The deliveries that wait for an endpoint, by reason, for webhook_why().';
 COMMENT ON ROUTINE webhook.wire_time IS 'A time as the body of a request has it.';
 COMMENT ON ROUTINE webhook.withdraw_grants IS 'Takes back the rights that would outlive the extension.';
 COMMENT ON ROUTINE webhook.worker_report IS 'The last report of the worker of this database.';
 COMMENT ON ROUTINE webhook.worker_state IS 'The state of the worker, and what to do about it.';
+COMMENT ON ROUTINE webhook.within_byte_rooms IS 'Of picked deliveries, those that fit into the bytes that each endpoint and all of them may have in flight.';
 COMMENT ON ROUTINE webhook.write_installation IS 'Gives the installation an id.';
 COMMENT ON TYPE webhook.backfill IS 'Where a run of webhook_backfill() stands.';
-COMMENT ON TYPE webhook.judgement IS 'What the end of an attempt means for its delivery: 40_judgement.sql.';
+COMMENT ON TYPE webhook.judgement IS 'The meaning of the end of an attempt for its delivery: 40_judgement.sql.';
 COMMENT ON TYPE webhook.outcome IS 'An attempt that has ended, with its judgement: 42_settle.sql.';
 COMMENT ON TYPE webhook.replay IS 'Where a run of webhook_replay_all() stands.';
 COMMENT ON DOMAIN webhook.type_beside_json IS 'For drivers that send json.';
@@ -325,7 +330,7 @@ COMMENT ON COLUMN webhook.policy.breaker_counts IS 'Whether the breaker counts a
 COMMENT ON COLUMN webhook.policy.on_trip IS
     'Whether the threshold opens the breaker or disables the endpoint.';
 COMMENT ON COLUMN webhook.policy.when_open IS
-    'What becomes of deliveries while the breaker is open: hold, skip, fail or attempt.';
+    'The fate of deliveries while the breaker is open: hold, skip, fail or attempt.';
 COMMENT ON COLUMN webhook.policy.on_exhausted IS
     'Whether a delivery without attempts left disables the endpoint.';
 COMMENT ON COLUMN webhook.policy.on_blocked IS
@@ -359,7 +364,7 @@ COMMENT ON COLUMN webhook.endpoint.created_at IS 'When the row was made.';
 COMMENT ON COLUMN webhook.removed_endpoint.id IS 'Number that the endpoint had.';
 COMMENT ON COLUMN webhook.removed_endpoint.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.removed_endpoint.name IS 'Name that it had.';
-COMMENT ON COLUMN webhook.removed_endpoint.pending IS 'What becomes of its deliveries: cancel or fail.';
+COMMENT ON COLUMN webhook.removed_endpoint.pending IS 'The fate of its queued deliveries: cancel or fail.';
 COMMENT ON COLUMN webhook.removed_endpoint.removed_at IS 'When it was removed.';
 COMMENT ON COLUMN webhook.removed_endpoint.ended_at IS 'When the last of its deliveries ended.';
 
@@ -373,7 +378,7 @@ COMMENT ON COLUMN webhook.event.id IS
     'Id of the event, a UUID of version 7; receivers see it as webhook-id.';
 COMMENT ON COLUMN webhook.event.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.event.event_type IS 'The type of the event.';
-COMMENT ON COLUMN webhook.event.payload IS 'What was emitted.';
+COMMENT ON COLUMN webhook.event.payload IS 'The payload as it was emitted.';
 COMMENT ON COLUMN webhook.event.idempotency_key IS 'Key that it was emitted with.';
 COMMENT ON COLUMN webhook.event.created_at IS 'When it was emitted.';
 COMMENT ON COLUMN webhook.event.redacted_at IS 'When its payload was deleted.';
@@ -405,7 +410,7 @@ COMMENT ON COLUMN webhook.delivery.claimed_by IS 'The sender that claimed it; nu
 COMMENT ON COLUMN webhook.delivery.last_attempt_at IS 'When the last attempt ended.';
 COMMENT ON COLUMN webhook.delivery.last_status_code IS 'HTTP status of the last answer.';
 COMMENT ON COLUMN webhook.delivery.reason IS 'The reason code of what happened last.';
-COMMENT ON COLUMN webhook.delivery.last_error IS 'What went wrong last, as a sentence.';
+COMMENT ON COLUMN webhook.delivery.last_error IS 'The last error, as a sentence.';
 COMMENT ON COLUMN webhook.delivery.duration_ms IS 'Duration of the last attempt, in ms.';
 COMMENT ON COLUMN webhook.delivery.created_at IS 'When the event was emitted.';
 COMMENT ON COLUMN webhook.delivery.completed_at IS 'When the delivery ended.';
@@ -415,10 +420,10 @@ COMMENT ON COLUMN webhook.attempt.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.attempt.endpoint_id IS 'The id of the endpoint.';
 COMMENT ON COLUMN webhook.attempt.claim_seq IS 'Number of the claim; it only grows.';
 COMMENT ON COLUMN webhook.attempt.attempt IS 'Number of the attempt.';
-COMMENT ON COLUMN webhook.attempt.verdict IS 'What the outcome meant under the policy.';
+COMMENT ON COLUMN webhook.attempt.verdict IS 'The meaning of the outcome under the policy.';
 COMMENT ON COLUMN webhook.attempt.status_code IS 'HTTP status of the answer.';
 COMMENT ON COLUMN webhook.attempt.reason IS 'The reason code of what happened last.';
-COMMENT ON COLUMN webhook.attempt.error IS 'What went wrong, as a sentence.';
+COMMENT ON COLUMN webhook.attempt.error IS 'The error, as a sentence.';
 COMMENT ON COLUMN webhook.attempt.response_excerpt IS 'Beginning of the answer.';
 COMMENT ON COLUMN webhook.attempt.duration_ms IS 'Duration of the attempt, in ms.';
 COMMENT ON COLUMN webhook.attempt.finished_at IS 'When the attempt ended.';
@@ -428,7 +433,7 @@ COMMENT ON COLUMN webhook.breaker.state IS 'CLOSED, OPEN or HALF_OPEN.';
 COMMENT ON COLUMN webhook.breaker.consecutive_failures IS 'Failures in a row.';
 COMMENT ON COLUMN webhook.breaker.last_failure_at IS 'When it failed last.';
 COMMENT ON COLUMN webhook.breaker.reason IS 'Why it opened.';
-COMMENT ON COLUMN webhook.breaker.last_error IS 'What went wrong last, as a sentence.';
+COMMENT ON COLUMN webhook.breaker.last_error IS 'The last error, as a sentence.';
 COMMENT ON COLUMN webhook.breaker.opened_at IS 'Since when it is not closed.';
 COMMENT ON COLUMN webhook.breaker.trips IS 'How often it has opened since it was closed.';
 COMMENT ON COLUMN webhook.breaker.probe_at IS
@@ -440,9 +445,9 @@ COMMENT ON COLUMN webhook.breaker.test_event_id IS 'The event of webhook_test(),
 
 COMMENT ON COLUMN webhook.alert.id IS 'Number of the alert.';
 COMMENT ON COLUMN webhook.alert.endpoint_id IS 'The id of the endpoint; 0 where it is about a metric.';
-COMMENT ON COLUMN webhook.alert.kind IS 'What happened: degraded, opened, closed, disabled, failed, raised or cleared.';
+COMMENT ON COLUMN webhook.alert.kind IS 'The change that it tells of: degraded, opened, closed, disabled, failed, raised or cleared.';
 COMMENT ON COLUMN webhook.alert.reason IS 'Why it happened: a code of webhook.code.';
-COMMENT ON COLUMN webhook.alert.error IS 'What went wrong, as a sentence.';
+COMMENT ON COLUMN webhook.alert.error IS 'The error, as a sentence.';
 COMMENT ON COLUMN webhook.alert.is_own IS
     'Whether an event of ours is the cause; then no other one tells it.';
 COMMENT ON COLUMN webhook.alert.deliveries IS 'Deliveries that failed.';
@@ -485,7 +490,7 @@ COMMENT ON COLUMN webhook.lane.event_id IS 'The event whose turn it is.';
 
 COMMENT ON COLUMN webhook.code.kind IS 'Where the code stands: verdict, reason or endpoint_reason.';
 COMMENT ON COLUMN webhook.code.code IS 'The code.';
-COMMENT ON COLUMN webhook.code.meaning IS 'What it means.';
+COMMENT ON COLUMN webhook.code.meaning IS 'Its meaning.';
 
 COMMENT ON COLUMN webhook.metrics.metric IS 'Name of the figure.';
 COMMENT ON COLUMN webhook.metrics.value IS 'The figure.';
@@ -493,7 +498,7 @@ COMMENT ON COLUMN webhook.metrics.unit IS 'Its unit.';
 COMMENT ON COLUMN webhook.metrics.alert_when IS 'Whether to alert below (<) or above (>) the threshold.';
 COMMENT ON COLUMN webhook.metrics.alert_threshold IS 'The threshold.';
 COMMENT ON COLUMN webhook.metrics.alert IS 'Whether the figure is beyond the threshold.';
-COMMENT ON COLUMN webhook.metrics.meaning IS 'What the figure is.';
+COMMENT ON COLUMN webhook.metrics.meaning IS 'The meaning of the figure.';
 
 COMMENT ON COLUMN webhook.failed.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.failed.event_type IS 'The type of the event.';
@@ -502,12 +507,12 @@ COMMENT ON COLUMN webhook.failed.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.failed.created_at IS 'When the event was emitted.';
 COMMENT ON COLUMN webhook.failed.failed_at IS 'When the delivery failed.';
 COMMENT ON COLUMN webhook.failed.attempts IS 'Attempts that were made.';
-COMMENT ON COLUMN webhook.failed.verdict IS 'What the last outcome meant under the policy.';
+COMMENT ON COLUMN webhook.failed.verdict IS 'The meaning of the last outcome under the policy.';
 COMMENT ON COLUMN webhook.failed.reason IS 'The reason code of what happened last.';
 COMMENT ON COLUMN webhook.failed.last_status_code IS 'HTTP status of the last answer.';
-COMMENT ON COLUMN webhook.failed.last_error IS 'What went wrong last, as a sentence.';
+COMMENT ON COLUMN webhook.failed.last_error IS 'The last error, as a sentence.';
 COMMENT ON COLUMN webhook.failed.last_answer IS 'Beginning of the last answer.';
-COMMENT ON COLUMN webhook.failed.payload IS 'What was emitted.';
+COMMENT ON COLUMN webhook.failed.payload IS 'The payload as it was emitted.';
 
 COMMENT ON COLUMN webhook.endpoint_status.endpoint IS 'Address of the endpoint: its name, or tenant/name.';
 COMMENT ON COLUMN webhook.endpoint_status.state IS
@@ -525,7 +530,7 @@ COMMENT ON COLUMN webhook.endpoint_status.trips IS 'How often the breaker has op
 COMMENT ON COLUMN webhook.endpoint_status.next_probe_at IS 'When the next probe is due.';
 COMMENT ON COLUMN webhook.endpoint_status.last_success_at IS 'When a delivery succeeded last.';
 COMMENT ON COLUMN webhook.endpoint_status.last_failure_at IS 'When an attempt failed last.';
-COMMENT ON COLUMN webhook.endpoint_status.last_error IS 'What went wrong last, as a sentence.';
+COMMENT ON COLUMN webhook.endpoint_status.last_error IS 'The last error, as a sentence.';
 COMMENT ON COLUMN webhook.endpoint_status.policy IS 'Name of its policy.';
 COMMENT ON COLUMN webhook.endpoint_status.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.endpoint_status.created_at IS 'When it was made.';
@@ -543,7 +548,7 @@ COMMENT ON COLUMN webhook.waiting.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.waiting.why IS 'Why the delivery waits, in a word.';
 COMMENT ON COLUMN webhook.waiting.next_attempt_at IS 'When the next attempt is due.';
 COMMENT ON COLUMN webhook.waiting.reason IS 'The reason code of what happened last.';
-COMMENT ON COLUMN webhook.waiting.last_error IS 'What went wrong last, as a sentence.';
+COMMENT ON COLUMN webhook.waiting.last_error IS 'The last error, as a sentence.';
 
 -- A partition has the columns of its parent.
 DO $$

@@ -1,6 +1,6 @@
-//! The trigger function `webhook_trigger()`: what happens to a table becomes events.
+//! The trigger function `webhook_trigger()`: changes of a table become events.
 //!
-//! Whoever writes the table needs no level of ours, so the events are recorded with the rights of the extension's owner. No
+//! A role that writes the table needs no level of ours, so the events are recorded with the rights of the extension's owner. No
 //! code of a user may run with those rights, and no name that a user chose may be looked up with them. Hence two phases:
 //!
 //! 1. With the writer's rights, rows become JSON. They come from the server's TriggerData: the tuples of a row trigger, or the

@@ -1,4 +1,4 @@
-//! What a filter costs at worst. It runs in the transaction of whoever emits, on whatever they emit, so
+//! The cost of a filter at worst. A filter runs in the transaction that emits, on any payload, so
 //! it is bounded when it is registered: by its length, by the patterns of `like_regex` in it, and by the
 //! ways that it goes through a document. It must not fail there either: only what the server evaluates without raising an
 //! error, whatever the values, is let in.
@@ -26,8 +26,8 @@ const MOST_REPETITIONS: usize = 100;
 const MOST_STATES: usize = 200;
 const MOST_ARCS: usize = 1_000;
 
-/// What a filter may be made of beside names, texts and numbers: all that jsonpath has in PostgreSQL 15 to 18, but for what
-/// raises errors also in silence: `floor()` and `ceiling()` for a number of 131,072 digits, `timestamp()` and
+/// The words of a filter beside names, texts and numbers: all that jsonpath has in PostgreSQL 15 to 18, but for those that
+/// raise errors also in silence: `floor()` and `ceiling()` for a number of 131,072 digits, `timestamp()` and
 /// `timestamp_tz()` for a date after the year 294276. A later server may have more; it stays out until somebody has read it.
 const WORDS: [&str; 29] = [
     "abs",
@@ -169,7 +169,7 @@ fn quoted(rest: &mut Peekable<Chars>) -> String {
         .map_or_else(String::new, |_| text(rest))
 }
 
-/// What follows `flag`, if that is next.
+/// The flags after `flag`, if that is next.
 fn flags(rest: &mut Peekable<Chars>) -> String {
     let mut ahead = rest.clone();
     while ahead.next_if_eq(&' ').is_some() {}
@@ -428,7 +428,7 @@ fn bound(ahead: &mut Peekable<Chars>) -> Result<Quantifier, String> {
 
 fn number(ahead: &mut Peekable<Chars>) -> Option<usize> {
     let digits: String = std::iter::from_fn(|| ahead.next_if(char::is_ascii_digit)).collect();
-    // What has too many digits is too many as well.
+    // A number of too many digits is too large as well.
     (!digits.is_empty()).then(|| digits.parse().unwrap_or(usize::MAX))
 }
 

@@ -109,7 +109,7 @@ struct Launcher {
     surveyed: Option<HashSet<pg_sys::Oid>>,
     /// Since when databases have waited for a worker that the postmaster has no room for.
     short_since: Option<Duration>,
-    /// What was said once and need not be said at every look.
+    /// Told once, and not at every look.
     said_shortage: bool,
     said_too_many: bool,
     said_problem: Option<String>,

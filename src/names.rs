@@ -1,4 +1,4 @@
-//! What a person may have meant who named something that is not there.
+//! Names that a person may have meant who named something that is not there.
 
 const MOST: usize = 3;
 /// A name is part of many others if it is shorter than this.

@@ -21,7 +21,7 @@ pub fn find() -> Option<pg_sys::Oid> {
     (role != pg_sys::InvalidOid).then_some(role)
 }
 
-/// What makes the role more than the owner of our tables: a way for a client to be it, or rights beyond them.
+/// Why the role is more than the owner of our tables: a client could be it, or it has rights beyond them.
 pub fn problem(role: pg_sys::Oid) -> Option<Problem> {
     let attributes = Attributes::of(role)?;
     let problem = |what: &str, remedy: &str| {
@@ -108,7 +108,7 @@ impl Attributes {
     }
 }
 
-/// What a session may have set and must not matter, or would print data, where the role's rights are in use.
+/// Settings of a session that must not matter, or would print data, where the role's rights are in use.
 const SAFE_SETTINGS: &[(&CStr, &CStr)] = &[
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"jit", c"off"),

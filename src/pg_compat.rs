@@ -1,4 +1,4 @@
-//! What differs between the versions of PostgreSQL.
+//! Differences between the versions of PostgreSQL.
 
 use pgrx::pg_sys;
 use std::ffi::CString;
@@ -244,7 +244,7 @@ pub unsafe fn attributes<'a>(
     }
 }
 
-/// What pg_stat_activity shows of a worker, beside its application_name.
+/// For pg_stat_activity, beside the application_name.
 pub fn report_activity(is_idle: bool, state: &str, in_flight: i32) {
     let activity = CString::new(format!(
         "delivering webhooks: {state}, {in_flight} in flight"

@@ -50,7 +50,7 @@ pub fn define() {
     GucRegistry::define_bool_guc(
         c"webhook.enabled",
         c"Whether webhooks are delivered on this server.",
-        c"When off, events are recorded and wait; what is in flight is finished.",
+        c"When off, events are recorded and wait; requests in flight end.",
         &ENABLED,
         GucContext::Sighup,
         GucFlags::default(),
@@ -79,7 +79,7 @@ pub fn define() {
         GucRegistry::define_string_guc_with_hooks(
             c"webhook.deny_networks",
             c"Networks that no endpoint may be in, public or not.",
-            c"Counts more than webhook.allow_networks.",
+            c"Takes precedence over webhook.allow_networks.",
             &DENY_NETWORKS,
             GucContext::Sighup,
             GucFlags::default(),
@@ -138,7 +138,7 @@ pub fn define() {
     GucRegistry::define_int_guc(
         c"webhook.poll_interval",
         c"Longest time between two looks at the queue.",
-        c"Commits wake the worker at once; this is for what cannot.",
+        c"Commits wake the worker at once; a look finds deliveries of which no commit told.",
         &POLL_INTERVAL_MS,
         10,
         86_400_000,
@@ -147,7 +147,7 @@ pub fn define() {
     );
     GucRegistry::define_int_guc(
         c"webhook.stale_after",
-        c"Age at which a claim that no worker remembers goes back to the queue.",
+        c"Age at which an orphaned claim goes back to the queue.",
         c"Keep it well above the timeouts of the policies. Claims of a dead worker do not wait for it.",
         &STALE_AFTER_S,
         1,
@@ -293,7 +293,7 @@ pub fn reload_if_asked() -> bool {
     }
 }
 
-/// What the worker goes by, copied: settings may only be read on the main thread.
+/// A copy for the worker: settings may only be read on the main thread.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Settings {
     pub enabled: bool,

@@ -1,4 +1,4 @@
-//! What the launcher, the workers and the backends tell each other: one slot per database.
+//! Messages between the launcher, the workers and the backends: one slot per database.
 
 use crate::told::Told;
 use pgrx::prelude::*;
@@ -99,7 +99,7 @@ pub struct Slot {
     pub failures: u32,
     /// A backend is about to drop, rename, move or copy the database: its pid; no worker until it is done.
     pub stopped_for: i32,
-    /// What commits have told since the worker last took it.
+    /// From commits, since the worker last took it.
     pub told: Told,
 }
 

@@ -82,7 +82,7 @@ pub fn transaction<T>(
     result
 }
 
-/// What is sent must not be undone by a crash: a commit waits for the disk, whatever server, database and role have
+/// A crash must not undo a settlement: a commit waits for the disk, whatever server, database and role have
 /// set. From the moment that the worker is told to stop it waits for nothing more than that, least of all for a
 /// standby that is away.
 fn make_durable() {
@@ -104,7 +104,7 @@ pub fn flush_statistics() {
     unsafe { pg_sys::pgstat_report_stat(true) };
 }
 
-/// What the session relies on, whatever the server or the database has set.
+/// Settings that the session relies on, whatever the server or the database has set.
 pub fn prepare_session() {
     const SETTINGS: &[(&CStr, &CStr)] = &[
         (c"application_name", c"webhook worker"),

@@ -1,7 +1,7 @@
-//! What a commit tells the worker: endpoints that have something new, each with the earliest time at which it is due; and, with
+//! The message of a commit to the worker: endpoints that have something new, each with the earliest time at which it is due; and, with
 //! a minus before their ids, endpoints that have changed themselves. Gathered in the backend, and added to the slot of the
 //! database when the transaction commits. Plain data of a fixed size: nothing here allocates, so that nothing can fail after
-//! a commit. What does not fit asks for a look at everything.
+//! a commit. A message that does not fit asks for a look at everything.
 
 use pgrx::pg_sys;
 

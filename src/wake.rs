@@ -13,7 +13,7 @@ static LAUNCHER_AT_END: AtomicBool = AtomicBool::new(false);
 static SETTINGS_AT_COMMIT: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// What this transaction has to tell the worker, if it commits.
+    /// The message of this transaction to the worker, for its commit.
     static TO_TELL: RefCell<Told> = const { RefCell::new(Told::NOTHING) };
 }
 

@@ -28,11 +28,11 @@ use webhook_engine::{
     protocol_problem,
 };
 
-/// What is in flight when the worker is told to stop gets this long to end by itself. With the settling that follows, it
+/// Requests in flight get this long to end by themselves when the worker is told to stop. With the settling that follows, it
 /// is 3 s as a rule.
 const GRACE: Duration = Duration::from_secs(2);
 /// A worker that has not ended by then is stuck somewhere, and ends without putting anything in order: the next one
-/// recovers its claims. Whoever stops the server or drops the database waits no longer than 6 s.
+/// recovers its claims. A stop of the server and DROP DATABASE wait no longer than 6 s.
 const PATIENCE: Duration = Duration::from_millis(4500);
 /// A worker that sleeps no longer than this is busy.
 const SHORT: Duration = Duration::from_millis(100);
@@ -96,7 +96,7 @@ fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
             slot.say(State::Unexamined, "");
             return None;
         }
-        // What follows is new, and looks at everything.
+        // The next worker is new, and looks at everything.
         *slot = Slot {
             told: Told::NOTHING,
             at_work_since: None,
@@ -366,7 +366,7 @@ impl Worker {
         self.makes_room && self.engine.in_flight() == 0
     }
 
-    /// What commits have told.
+    /// Takes the messages of commits.
     fn hear(&mut self) {
         let told = shmem::write(|registry| {
             let slot = registry.slot_mut(self.database)?;

@@ -12,7 +12,7 @@ use crate::sink::Sink;
 
 /// On the wire: the body that a peer sends, and ours with its envelope.
 pub const BODY_BYTES: usize = 500;
-/// What the envelope, the number and the keys take of it.
+/// Bytes of the envelope, the number and the keys.
 const AROUND_FILLER: usize = 142;
 const POLL: Duration = Duration::from_millis(5);
 

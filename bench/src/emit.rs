@@ -1,4 +1,4 @@
-//! What emitting costs, as ratios within one run: webhook_emit() against plain INSERTs, a watched
+//! The cost of emitting, as ratios within one run: webhook_emit() against plain INSERTs, a watched
 //! statement against triggers for each row, and many endpoints against few. Nothing is delivered
 //! meanwhile.
 

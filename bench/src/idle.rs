@@ -1,4 +1,4 @@
-//! What a database costs that has the extension, an endpoint and nothing to do.
+//! The cost of a database that has the extension, an endpoint and nothing to do.
 
 use std::thread;
 use std::time::{Duration, Instant};

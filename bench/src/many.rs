@@ -1,4 +1,4 @@
-//! What endpoints cost that have something due tomorrow, while another gets an event now and then.
+//! The cost of endpoints that have something due tomorrow, while another gets an event now and then.
 
 use webhook_e2e::{Cluster, Receiver, worker};
 

@@ -1,4 +1,4 @@
-//! What the kernel and the server count.
+//! Counters of the kernel and of the server.
 
 use std::fs;
 use std::time::Duration;

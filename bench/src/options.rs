@@ -1,4 +1,4 @@
-//! What the runner is asked for.
+//! The command line of the runner.
 
 use std::path::PathBuf;
 use std::time::Duration;

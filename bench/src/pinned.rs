@@ -1,4 +1,4 @@
-//! What a forgotten transaction costs: it holds a snapshot, so vacuum removes nothing that was settled
+//! The cost of a forgotten transaction: it holds a snapshot, so vacuum removes nothing that was settled
 //! since.
 
 use std::time::Instant;

@@ -9,7 +9,7 @@ use crate::options::Options;
 pub struct Figure {
     pub measure: String,
     pub figure: String,
-    /// What docs/performance.md promises, if anything.
+    /// The promise of docs/performance.md, if there is one.
     pub wanted: String,
     pub met: Option<bool>,
 }
@@ -106,7 +106,7 @@ pub fn pg_config() -> String {
     std::env::var("PG_CONFIG").unwrap_or("pg_config".to_owned())
 }
 
-/// What a program prints, or `unknown`.
+/// The output of a program, or `unknown`.
 pub fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());

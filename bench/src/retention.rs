@@ -1,4 +1,4 @@
-//! What retention costs delivery: the same load without and with a million expired deliveries being
+//! The cost of retention for delivery: the same load without and with a million expired deliveries being
 //! removed.
 
 use std::collections::HashMap;
@@ -92,7 +92,7 @@ fn old_deliveries(database: &Database) -> i64 {
     )
 }
 
-/// What was measured under one of the two conditions.
+/// Measured under one of the two conditions.
 #[derive(Default)]
 struct Load {
     latencies: Vec<Duration>,

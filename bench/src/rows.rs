@@ -1,4 +1,4 @@
-//! What large tables cost: deliveries of tomorrow, of yesterday, and dead letters, all of the endpoint
+//! The cost of large tables: deliveries of tomorrow, of yesterday, and dead letters, all of the endpoint
 //! that is measured.
 
 use webhook_e2e::{Cluster, Database};

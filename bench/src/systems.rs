@@ -36,7 +36,7 @@ pub const SYSTEMS: [System; 6] = [
     System::PgNet,
 ];
 
-/// What one run takes and finds.
+/// The input and the findings of one run.
 pub struct Run<'a> {
     pub cluster: &'a Cluster,
     pub sink: &'a Sink,
@@ -117,7 +117,7 @@ impl System {
         }
     }
 
-    /// What its figures do not say.
+    /// A remark beside its figures.
     pub fn caveat(self) -> &'static str {
         match self {
             System::Extension => ", no setting changed but for the address and port of the sink",
@@ -302,7 +302,7 @@ fn hmac_function() -> String {
     )
 }
 
-/// What a run costs the sender's process and the server.
+/// The cost of a run for the sender's process and the server.
 struct Meter<'a> {
     cluster: &'a Cluster,
     client: postgres::Client,

@@ -27,7 +27,7 @@ pub(crate) trait AddressGuard: Send + Sync + 'static {
     fn judge(&self, uri: &Uri, addresses: &[IpAddr]) -> Result<(), Failure>;
 }
 
-/// What an administrator has set. The default is what is safe to install.
+/// The settings of an administrator. The default is safe to install.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
     pub allow: Networks,
@@ -47,7 +47,7 @@ pub enum RequireHttps {
 }
 
 impl Network {
-    /// What both allow.
+    /// The networks that both allow.
     pub fn within(&self, other: &Network) -> Network {
         Network {
             allow: self.allow.shared_with(&other.allow),
@@ -57,7 +57,7 @@ impl Network {
         }
     }
 
-    /// What can be said about a URL without looking its name up: for when an endpoint is registered. A name
+    /// Judges a URL without looking its name up: for when an endpoint is registered. A name
     /// is judged by scheme and port; its addresses are judged whenever it is dialled.
     pub fn judge_url(&self, url: &str) -> Result<(), String> {
         let judge = || {

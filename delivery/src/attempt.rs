@@ -1,4 +1,4 @@
-//! What goes into the pool and what comes out of it.
+//! Attempts, which go into the pool, and outcomes, which come out of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

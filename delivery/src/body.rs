@@ -1,4 +1,4 @@
-//! What is sent: the event in the endpoint's format.
+//! The body of a request: the event in the endpoint's format.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::memory::{self, Growing};
 use crate::template::Template;
 
-/// What a body has besides the payload, as a rule.
+/// Bytes of a body besides the payload, as a rule.
 const ENVELOPE: usize = 512;
 
 /// Not `Debug`: a template may contain credentials.
@@ -71,7 +71,7 @@ struct CloudEvent<'a> {
     data: &'a RawValue,
 }
 
-/// What the paths of a template lead into.
+/// The document that the paths of a template lead into.
 #[derive(Serialize)]
 struct Named<'a> {
     id: Uuid,
@@ -116,7 +116,7 @@ pub(crate) fn render(attempt: &Attempt) -> Result<Vec<u8>, Failure> {
         ),
         Format::Template(template) => {
             let event = named(attempt)?;
-            // What is wrong with it might show what it contains, and is told at registration.
+            // The problem might show the template, and was told at registration.
             let template = Template::parse(template).map_err(|_| {
                 Failure::invalid_request("the template of the endpoint is not valid")
             })?;

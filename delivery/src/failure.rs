@@ -70,7 +70,7 @@ impl Failure {
         Failure::new(FailureKind::Local, "not enough memory for the request")
     }
 
-    /// What is wrong with this host rather than with the endpoint, if that is what `error` says.
+    /// The trouble of this host rather than of the endpoint, if `error` says so.
     pub(crate) fn local(error: &io::Error) -> Option<Failure> {
         const OUR_OWN: [i32; 5] = [
             libc::EMFILE,

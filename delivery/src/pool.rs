@@ -24,7 +24,7 @@ use crate::roots::Roots;
 use crate::threads;
 use entrances::Entrances;
 
-/// Whom to dial and whom to trust.
+/// Networks to dial and authorities to trust.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Setup {
     pub network: Network,

@@ -1,4 +1,4 @@
-//! What goes over the wire for one attempt.
+//! The request of one attempt.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,7 +19,7 @@ pub struct Preview {
     pub body: String,
 }
 
-/// What this attempt would send now.
+/// The request that this attempt would send now.
 pub fn preview(attempt: &Attempt) -> Result<Preview, Failure> {
     let not_text = || Failure::invalid_request("the request is not text");
     let (head, body) = render(attempt, SystemTime::now())?.into_parts();

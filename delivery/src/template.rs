@@ -47,7 +47,7 @@ impl Template {
                     "the template has {} bytes, and {MAX_TEMPLATE} are allowed",
                     text.len()
                 ),
-                "Emit what is longer as a part of the payload, and name it in the template.",
+                "Emit long texts as a part of the payload, and name them in the template.",
             ));
         }
         serde_json::from_str::<&RawValue>(text).map_err(|_| not_json())?;

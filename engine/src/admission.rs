@@ -17,7 +17,7 @@
 //! [`AHEAD`], which waits until it has room, and goes out without a word of the database. So a transaction serves more
 //! deliveries, and the wire is not idle meanwhile. Only proven endpoints, without a rate, have that.
 //!
-//! What is free is divided evenly among those who ask, and who is asked first changes with each turn.
+//! Free room is divided evenly among the endpoints that ask, and each turn begins with another one.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -44,7 +44,6 @@ const MOST_AHEAD: usize = 256;
 /// An endpoint that nothing was sent to for this long starts like a new one.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 
-/// What an outcome says of its endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quality {
     Good,
@@ -89,7 +88,7 @@ impl Window {
         }
     }
 
-    /// What arithmetic has lost of a whole request is added.
+    /// Adds the part of a whole request that arithmetic has lost.
     fn whole(&self) -> usize {
         (self.size + 1e-6) as usize
     }
@@ -136,7 +135,7 @@ impl Bucket {
     }
 
     fn available(&self) -> usize {
-        // What arithmetic has lost of a whole token.
+        // The part of a whole token that arithmetic has lost.
         (self.tokens + 1e-9).max(0.0) as usize
     }
 
@@ -149,7 +148,7 @@ impl Bucket {
 /// All that is known of an endpoint.
 #[derive(Debug)]
 struct Standing {
-    /// What the database says of it; until then it gets one.
+    /// Whether the database has told of it; until then it gets one.
     is_known: bool,
     window: Window,
     limit: usize,

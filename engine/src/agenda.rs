@@ -21,7 +21,7 @@ pub const LOCKED_RETRY: Duration = Duration::from_millis(250);
 /// Looks that nobody asks for take at most the 50th part of the time.
 const LOOK_SHARE: u32 = 50;
 
-/// What a commit has told.
+/// The message of a commit.
 pub enum Wake {
     /// Something of this endpoint is due in that time; so says its place in the queue.
     Endpoint {

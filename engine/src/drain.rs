@@ -9,9 +9,9 @@ use crate::ledger::Ending;
 use crate::store::Store;
 use crate::wire::Wire;
 
-/// What somebody has locked is tried again after this.
+/// Locked rows are tried again after this.
 const LOCKED_RETRY: Duration = Duration::from_millis(20);
-/// What was interrupted gets this long to notice.
+/// Interrupted requests get this long to notice.
 const INTERRUPTION: Duration = Duration::from_millis(500);
 const LAST_SETTLING: Duration = Duration::from_secs(1);
 

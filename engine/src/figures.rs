@@ -1,4 +1,4 @@
-//! What has ended, counted in memory until it is added to `webhook.stat`: sql/50_stat.sql.
+//! Counts of ended attempts and deliveries, in memory until they are added to `webhook.stat`: sql/50_stat.sql.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};

@@ -1,5 +1,5 @@
-//! What is to be done every few seconds. At most one thing of it in a turn, so that a turn stays short, and none of it
-//! wakes a sender that is at rest: what is due waits for the next wake-up.
+//! Work of every few seconds. A turn does at most one piece of it, so that the turn stays short, and none of it wakes a
+//! sender that is at rest: it waits for the next wake-up.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const METRICS_SHARE: u32 = 500;
 /// Endpoints whose figures are added at a time: about 50 ms.
 const FIGURES_PAGE: usize = 500;
 const FIGURES_SELDOM: Duration = Duration::from_secs(30);
-/// What is ended in one turn of endpoints that are not sent to.
+/// Deliveries that one turn ends, of endpoints that are not sent to.
 const EXPIRY_PAGE: i32 = 1000;
 const NOT_IN_PREREQUISITE_STATE: &str = "55000";
 const WARNING: &str = "01000";
@@ -73,7 +73,7 @@ impl Housekeeping {
         self.next_alerts.get_or_insert(earliest.max(Instant::now()));
     }
 
-    /// What is due is done at once; of what is not, only some ends a sleep. Nobody stays awake for what may not be done.
+    /// Due work is done at once; of the rest, only some ends a sleep. A sender does not stay awake for work that it may not do.
     fn pause(&self, duties: Duties, now: Instant) -> Duration {
         let mut due = vec![self.next_survey];
         let mut urgent = Vec::new();
@@ -95,7 +95,7 @@ impl Housekeeping {
     }
 }
 
-/// What a sender may do now, beside its survey.
+/// Work that a sender may do now, beside its survey.
 #[derive(Clone, Copy)]
 struct Duties {
     /// There are some to add.
@@ -143,7 +143,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.housekeeping.pause(self.duties(), now)
     }
 
-    /// What changes seldom and tells nobody.
+    /// Reads facts that change seldom and of which no commit tells.
     fn survey(&mut self, now: Instant) -> Result<Result<(), Trouble>, End> {
         if self.hold.is_none() {
             self.budget.double();
@@ -213,7 +213,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let added = self.store.add_figures(&page);
         self.housekeeping.figures_after = last;
         self.housekeeping.next_figures = now + rest(begun.elapsed(), FIGURES_SHARE);
-        // What may have been added is not added again: a counter that lacks some is better than one that has some twice.
+        // Counts that may have been added are not added again: a counter that lacks some is better than one that has some twice.
         if matches!(&added, Err(trouble) if !trouble.commit_unknown) {
             self.figures.put_back(page);
         }
@@ -230,7 +230,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         Ok(())
     }
 
-    /// What waits and is not to be sent any more: a page between two turns, as long as there is more.
+    /// Ends deliveries that are not to be sent any more: a page between two turns, as long as there is more.
     fn expire_waiting(&mut self, now: Instant) -> Result<(), Trouble> {
         let house = &mut self.housekeeping;
         house.next_expiry = now + EVERY;

@@ -1,4 +1,4 @@
-//! What is claimed under this sender's name: in flight, or ended and not settled yet.
+//! Claims of this sender: in flight, or ended and not settled yet.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -103,7 +103,7 @@ pub struct Ledger {
     /// Of each endpoint, how many of these are no success.
     kept_failures: HashMap<i32, usize>,
     kept_bytes: usize,
-    /// What cannot be settled, each by its own fault.
+    /// Outcomes that cannot be settled, each by its own fault.
     aside: Vec<Ending>,
 }
 
@@ -115,7 +115,7 @@ pub struct Flight {
     pub begun: Instant,
 }
 
-/// What an endpoint has in flight.
+/// Requests of an endpoint in flight.
 #[derive(Default)]
 struct Flights {
     count: usize,
@@ -223,7 +223,7 @@ impl Ledger {
         self.aside.push(ending);
     }
 
-    /// What was set aside gets another chance.
+    /// Outcomes that were set aside get another chance.
     pub fn reconsider(&mut self) {
         self.endings.append(&mut self.aside);
     }

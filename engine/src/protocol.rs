@@ -7,7 +7,6 @@ use std::ops::RangeInclusive;
 /// it returns, is another protocol.
 const SPOKEN: RangeInclusive<i32> = 1..=1;
 
-/// Who speaks to the SQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     Library,
@@ -18,7 +17,7 @@ pub fn is_spoken(of_sql: i32) -> bool {
     SPOKEN.contains(&of_sql)
 }
 
-/// What to tell where SQL of this protocol cannot be worked with.
+/// The sentence for people where SQL of this protocol cannot be worked with.
 pub fn problem(program: Program, of_sql: i32) -> Option<String> {
     let spoken = match (*SPOKEN.start(), *SPOKEN.end()) {
         (first, last) if first == last => format!("protocol {first}"),

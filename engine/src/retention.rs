@@ -33,7 +33,7 @@ pub struct Retention {
     /// There was more than the last step could remove.
     goes_on: bool,
     position: Option<String>,
-    /// What the sweep has taken on its way to the end.
+    /// The time that the sweep has taken on its way to the end.
     sweep_took: Duration,
     /// It has come to the end: when to begin anew, for what was passed over.
     next_sweep: Option<Instant>,
@@ -93,7 +93,7 @@ impl Retention {
         self.next_sweep = None;
     }
 
-    /// What is left of a pause; retention that has come to the end waits for the next wake-up.
+    /// The rest of a pause; retention that has come to the end waits for the next wake-up.
     fn shorten(&self, pause: Duration) -> Duration {
         match self.goes_on {
             true => pause.min(self.next_step.saturating_duration_since(Instant::now())),

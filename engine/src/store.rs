@@ -1,4 +1,4 @@
-//! What the engine asks of a database.
+//! The database, as the engine knows it.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub trait Store {
     fn end_senders(&mut self, senders: Vec<i32>) -> Result<(), Trouble>;
     /// Runs that are over and may have left claims.
     fn dead_senders(&mut self) -> Result<Vec<i32>, Trouble>;
-    /// What this sender is to serve, after it has taken its part of what nobody serves.
+    /// The shares that this sender is to serve, after it has taken its part of those that no sender has.
     fn take_shares(&mut self, sender: i32, in_flight: usize) -> Result<Shares, Trouble>;
     /// Tells other senders that there may be something for them.
     fn ring(&mut self) -> Result<(), Trouble>;
@@ -112,7 +112,6 @@ pub struct Exchanged {
     pub due: Vec<Due>,
 }
 
-/// What a claim has brought.
 #[derive(Default)]
 pub struct Claimed {
     pub attempts: Vec<Attempt>,
@@ -120,7 +119,7 @@ pub struct Claimed {
     pub endings: Vec<Ending>,
 }
 
-/// What there is to know of an endpoint, to decide when to ask for it again and for how much.
+/// Facts of an endpoint, to decide when to ask for it again and for how much.
 #[derive(Debug, Clone, Default)]
 pub struct Due {
     pub endpoint_id: i32,

@@ -1,4 +1,4 @@
-//! What can go wrong in a call of the store.
+//! Errors of a call of the store.
 
 #[derive(Debug, Clone)]
 pub struct Trouble {
@@ -24,7 +24,7 @@ impl Trouble {
         matches!(self.code.as_str(), "40001" | "40P01" | "57014")
     }
 
-    /// What was written is at fault, or a trigger that somebody put on our tables; not the state of the server.
+    /// The data are at fault, or a trigger that somebody put on our tables; not the state of the server.
     pub fn is_about_data(&self) -> bool {
         ["22", "23", "P0"]
             .iter()

@@ -1,4 +1,4 @@
-//! What a test does that causes alerts, and all who learn of them: a listener, the log, endpoints for our own events.
+//! Causes of alerts, and all places where they arrive: a listener, the log, endpoints for our own events.
 
 use postgres::Client;
 use postgres::fallible_iterator::FallibleIterator;
@@ -156,7 +156,7 @@ pub fn kind(event_type: &Value) -> String {
     short.unwrap_or(name).to_owned()
 }
 
-/// What an endpoint for our own events was sent about endpoints: the kinds, in the order of arrival.
+/// Alerts about endpoints that an endpoint for our own events got: the kinds, in the order of arrival.
 pub fn received(receiver: &Receiver, name: &str) -> Vec<String> {
     let requests = receiver.requests_to(&format!("/{name}"));
     let kinds = requests.iter().map(|r| kind(&r.json()["type"]));

@@ -191,7 +191,7 @@ impl Builder {
         self.start_with(|cluster| cluster.initialise(preload, &[]))
     }
 
-    /// What pg_upgrade makes of a stopped cluster of an older version.
+    /// The result of pg_upgrade of a stopped cluster of an older version.
     pub fn start_upgrade_of(self, old: &Cluster) -> Cluster {
         assert!(old.server.is_none(), "the server is running");
         let preload = self.preload;

@@ -28,7 +28,7 @@ pub struct Claim {
     pub earlier_attempts: i32,
 }
 
-/// What the worker asks for: at most that many more of an endpoint.
+/// A wish of the worker: at most that many more of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     pub endpoint: i32,
@@ -149,7 +149,7 @@ impl Outcome {
         self.status.map(|_| "status").or(self.failure)
     }
 
-    /// What is stored as the error of a failure.
+    /// The error of a failure, as it is stored.
     pub fn described(&self) -> Option<String> {
         let status = self.status.map(|status| format!("HTTP {status}"));
         self.error.clone().or(status)
@@ -158,9 +158,9 @@ impl Outcome {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// What somebody has locked, by event and endpoint.
+    /// Locked deliveries, by event and endpoint.
     pub locked: Vec<(Uuid, i32)>,
-    /// What was finished: deliveries, those retried, and their retries.
+    /// Finished deliveries, those retried, and their retries.
     pub counted: [i64; 3],
 }
 

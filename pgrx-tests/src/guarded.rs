@@ -140,7 +140,7 @@ impl Guarded {
         ))
     }
 
-    /// What the endpoint got, in the order of arrival.
+    /// Events that the endpoint got, in the order of arrival.
     pub fn requests(&self) -> Vec<Request> {
         self.receiver.requests_to(Guarded::PATH)
     }

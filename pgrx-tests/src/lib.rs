@@ -1,6 +1,7 @@
-//! What the end-to-end tests stand on: a real cluster, a real HTTP receiver, and waiting without sleeping.
+//! The ground of the end-to-end tests: a real cluster, a real HTTP receiver, and waiting without sleeping.
 
 pub mod alerts;
+pub mod catalog;
 pub mod chaos;
 pub mod clock;
 pub mod cluster;
@@ -28,6 +29,7 @@ pub mod reference;
 pub mod relay;
 pub mod released;
 pub mod scripted;
+pub mod scripts;
 pub mod small_disk;
 pub mod soak;
 pub mod story;

@@ -1,4 +1,4 @@
-//! What a server wrote to its standard error.
+//! The standard error of a server.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;

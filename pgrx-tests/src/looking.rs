@@ -149,7 +149,7 @@ impl Metrics {
     }
 }
 
-/// What Chromium makes of the page: see verifiers/browse.py.
+/// The page as Chromium shows it: verifiers/browse.py.
 #[track_caller]
 pub fn browse(url: &str, width: u32, scheme: &str) -> Value {
     let mut python = Command::new("python3");
@@ -158,7 +158,7 @@ pub fn browse(url: &str, width: u32, scheme: &str) -> Value {
     serde_json::from_str(&report).unwrap_or_else(|_| panic!("no report of {url}: {report}"))
 }
 
-/// What a program prints of what it is given.
+/// The output of a program for this input.
 #[track_caller]
 fn said(program: &mut Command, input: &str) -> String {
     let child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

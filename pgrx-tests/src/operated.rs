@@ -71,7 +71,7 @@ pub fn wait_for_empty_queue(database: &Database) {
     database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.delivery_queue)");
 }
 
-/// Whatever could be sent before this, was: the worker has looked at every endpoint meanwhile.
+/// After this, everything that could be sent before was sent: the worker has looked at every endpoint meanwhile.
 #[track_caller]
 pub fn wait_for_a_witness(database: &Database) {
     let witness = Receiver::start();
@@ -103,7 +103,7 @@ pub fn contents(database: &Database) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What webhook_test() showed.
+/// The result of webhook_test().
 #[derive(Debug, PartialEq)]
 pub struct Shown {
     pub status: Option<String>,

@@ -19,7 +19,7 @@ pub struct RawReceiver {
 
 #[derive(Default)]
 struct Shared {
-    /// Who has come.
+    /// Connections so far.
     connections: Mutex<Vec<SocketAddr>>,
     requests: AtomicUsize,
     stopped: AtomicBool,

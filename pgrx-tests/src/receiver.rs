@@ -37,7 +37,7 @@ impl Request {
         value.to_str().expect("our headers are ASCII")
     }
 
-    /// What `webhook_emit()` returned for it.
+    /// The id that `webhook_emit()` returned for it.
     #[track_caller]
     pub fn event_id(&self) -> Uuid {
         let id = self.header("webhook-id");

@@ -7,13 +7,14 @@ use postgres::{Client, Row};
 use crate::database::Database;
 
 const INTRODUCTION: &str = "\
-# Reference
+# Reference: functions, tables, views, codes and settings
 
-What there is to call, to read and to set. `make reference` writes this page from the catalogs of a database with the
-extension: `\\df+ webhook*`, `\\d+ webhook.delivery` and `SELECT * FROM webhook.api()` say the same in `psql`.
+Every function, table, view, code and setting. `make reference` writes this page from the catalogs of a
+database with the extension; `\\df+ webhook*`, `\\d+ webhook.delivery` and `SELECT * FROM webhook.api()` say
+the same in `psql`.
 
-A role needs a level, from `webhook_grant(role, level)`: `emit`; `read`; `operate`, which reads too; `admin`, which does
-all of it. A superuser needs none.
+A role needs a level, from `webhook_grant(role, level)`: `emit`, `read`, `operate` (which includes `read`),
+`admin` (which includes all) or `relay`. A superuser needs none.
 
 ## Glossary
 
@@ -67,7 +68,7 @@ fn routines(client: &mut Client, page: &mut String) {
                         'timestamp with time zone', 'timestamptz'),
                 replace(pg_get_function_result(p.oid), 'timestamp with time zone', 'timestamptz')
          FROM webhook.api() a JOIN webhook.members() m USING (name) JOIN pg_proc p ON p.oid = m.routine
-         WHERE a.kind IN ('function', 'procedure')
+         WHERE a.kind IN ('function', 'procedure') AND 'webhook.type_beside_json'::regtype <> ALL (p.proargtypes)
          ORDER BY array_position('{emit,read,operate,admin,superuser}', a.level), p.proname, p.oid",
         &[],
     );
@@ -75,8 +76,9 @@ fn routines(client: &mut Client, page: &mut String) {
     for routine in routines.expect("the API is readable") {
         let name: String = routine.get(0);
         if name != documented {
+            parameters(client, page, &documented);
             let (level, comment) = (text(&routine, 2), text(&routine, 3));
-            write!(page, "\n### {name}\n\n{comment} Level: {level}.\n").unwrap();
+            write!(page, "\n### {name}\n\n{comment}\nLevel: `{level}`.\n").unwrap();
         }
         let (call, result) = match text(&routine, 1).as_str() {
             "procedure" => ("CALL ", String::new()),
@@ -96,6 +98,25 @@ fn routines(client: &mut Client, page: &mut String) {
         }
         write!(page, "\n```sql\n{signature}\n```\n").unwrap();
         documented = name;
+    }
+    parameters(client, page, &documented);
+}
+
+/// Of all functions with this name.
+fn parameters(client: &mut Client, page: &mut String, function: &str) {
+    let parameters = client.query(
+        "SELECT d.parameter, d.meaning FROM webhook.members() m
+         CROSS JOIN LATERAL webhook.parameters_of(m.routine) WITH ORDINALITY AS d (parameter, meaning, ordinal)
+         WHERE m.name = $1 GROUP BY d.parameter, d.meaning ORDER BY min(d.ordinal), d.parameter",
+        &[&function],
+    );
+    let parameters = parameters.expect("the API is readable");
+    if !parameters.is_empty() {
+        page.push_str("\n| parameter | |\n|---|---|\n");
+    }
+    for parameter in parameters {
+        let (name, meaning) = (text(&parameter, 0), text(&parameter, 1).replace('*', "\\*"));
+        writeln!(page, "| `{name}` | {meaning} |").unwrap();
     }
 }
 
@@ -136,7 +157,11 @@ fn relations(client: &mut Client, page: &mut String, kind: &str, title: &str) {
     );
     for relation in relations.expect("the API is readable") {
         let (name, level, comment) = (text(&relation, 0), text(&relation, 1), text(&relation, 2));
-        write!(page, "\n### webhook.{name}\n\n{comment} Level: {level}.\n").unwrap();
+        write!(
+            page,
+            "\n### webhook.{name}\n\n{comment}\nLevel: `{level}`.\n"
+        )
+        .unwrap();
         let oid: u32 = relation.get(3);
         for partition in query(
             client,
@@ -189,8 +214,8 @@ fn codes(client: &mut Client, page: &mut String) {
 
 fn settings(client: &mut Client, page: &mut String) {
     page.push_str(
-        "\n## Settings\n\nIn postgresql.conf; a reload applies them. Those per database can be set by ALTER DATABASE too, by a \
-         superuser.\n\n| setting | default | per database | |\n|---|---|---|---|\n",
+        "\n## Settings\n\nSettings are in `postgresql.conf`, and a reload applies them. Those per database can be set by \
+         `ALTER\nDATABASE` too, by a superuser.\n\n| setting | default | per database | |\n|---|---|---|---|\n",
     );
     let settings = client.query(
         "SELECT s.name, s.boot_val, coalesce(s.unit, ''), s.context = 'superuser', s.short_desc, coalesce(s.extra_desc, '')

@@ -88,7 +88,7 @@ impl Relay {
     }
 }
 
-/// What a relay tells systemd.
+/// Takes the messages of a relay to systemd.
 pub struct ServiceManager {
     name: String,
     socket: UnixDatagram,

@@ -67,7 +67,7 @@ fn signatures(list: &str) -> Vec<(&str, Signature<'_>)> {
     found
 }
 
-/// What of a released list does not hold any more, a sentence each.
+/// Promises of a released list that do not hold any more, a sentence each.
 pub fn broken_promises(released: &str, now: &str) -> Vec<String> {
     let now = signatures(now);
     let promised = signatures(released);

@@ -85,7 +85,7 @@ impl Transaction {
     }
 }
 
-/// What the engine has handed in and asked for, and what the database said of it.
+/// The calls of the engine, and the answers of the database.
 pub struct Exchange {
     pub endings: Vec<(Key, Outcome)>,
     pub wishes: Vec<Wish>,
@@ -232,7 +232,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// What was submitted since the last call.
+    /// Attempts that were submitted since the last call.
     pub fn take_submitted(&self) -> Vec<Claim> {
         self.submitted.take()
     }

@@ -15,7 +15,7 @@ use crate::worker;
 /// Samples of a run.
 const SAMPLES: u32 = 60;
 
-/// What a sample measures, in the order of its values.
+/// The measures of a sample, in the order of its values.
 pub const MEASURES: [&str; 7] = [
     "memory of the worker, kB",
     "open files",
@@ -39,7 +39,7 @@ pub fn run(seed: u64, time: Duration, mut tell: impl FnMut(&Sample)) -> Vec<Samp
         size: 1000,
         score: Score::default(),
     };
-    // What was sent leaves the tables after a minute, so that they come to rest.
+    // Sent deliveries leave the tables after a minute, so that these come to rest.
     let mut scene = stage.scene_with(Sender::Worker, |builder| {
         builder
             .setting("webhook.retention_sent = '1 min'")

@@ -1,4 +1,4 @@
-//! What `webhook_why()` tells, and states of deliveries and endpoints to be told.
+//! The sentences of `webhook_why()`, and states of deliveries and endpoints to tell of.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ pub fn database() -> Database {
     database
 }
 
-/// What a superuser is told, in UTC.
+/// The sentences for a superuser, in UTC.
 #[track_caller]
 pub fn why(database: &Database, about: impl ToString) -> Vec<String> {
     let mut client = database.connect();

@@ -1,4 +1,4 @@
-//! What initdb makes, made once and copied for every cluster: initdb takes a second, and there are 170 clusters.
+//! The data directory of initdb, made once and copied for every cluster: initdb takes a second, and there are 170 clusters.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;

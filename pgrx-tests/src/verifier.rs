@@ -82,7 +82,7 @@ fn verdict(verifier: &mut Command, secret: &str, request: &Request) -> Result<()
     }
 }
 
-/// What the program prints, and what it complains about.
+/// The output of the program, and its complaints.
 #[track_caller]
 fn run(program: &mut Command, secret: &str, request: &Request) -> (String, String) {
     let headers: HashMap<_, _> = (request.headers.iter())

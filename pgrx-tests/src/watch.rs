@@ -41,7 +41,7 @@ pub fn take(database: &Database) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// What they say of each row: its id, or the ids before and after.
+/// The id of each row, or its ids before and after.
 #[track_caller]
 pub fn take_ids(database: &Database) -> Vec<(String, Value, Value)> {
     (take(database).into_iter())
@@ -55,7 +55,7 @@ pub fn take_ids(database: &Database) -> Vec<(String, Value, Value)> {
         .collect()
 }
 
-/// What `take_ids` has for a change.
+/// A change, as `take_ids` returns it.
 pub fn change(event_type: &str, old: Value, new: Value) -> (String, Value, Value) {
     (event_type.to_owned(), old, new)
 }

@@ -30,7 +30,7 @@ pub fn successor(database: &Database, earlier: c_int) -> c_int {
     })
 }
 
-/// What webhook_status() says of it.
+/// From webhook_status().
 #[track_caller]
 pub fn state_and_reason(database: &Database) -> (String, String) {
     let sql = "SELECT state, coalesce(reason, '') FROM webhook_status()";
@@ -172,7 +172,7 @@ pub fn computed(pid: c_int) -> Duration {
     Duration::from_secs_f64(ticks as f64 / per_second as f64)
 }
 
-/// What the process wrote to the server's log at WARNING or above, but for alerts.
+/// Lines of the process in the server's log at WARNING or above, but for alerts.
 pub fn complaints(cluster: &Cluster, pid: c_int) -> Vec<String> {
     const LEVELS: [&str; 4] = ["WARNING:", "ERROR:", "FATAL:", "PANIC:"];
     let marker = format!("[{pid}] ");

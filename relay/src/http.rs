@@ -31,12 +31,11 @@ const ASK_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 /// At the same time. A socket of theirs is one less for requests to endpoints.
 const MOST_CONNECTIONS: usize = 128;
-/// Whoever looks more often sees the same again.
+/// A client that looks more often sees the same again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// What is to be served, and where.
 #[derive(Clone)]
 pub struct Serving {
     pub address: SocketAddr,
@@ -158,11 +157,12 @@ impl Service {
         })
     }
 
-    /// Whoever may not see figures.
+    /// The answer to a client that may not see figures.
     fn refuse<T>(&self, request: &Request<T>) -> Option<Response<Full<Bytes>>> {
         let Some(token) = &self.serving.token else {
             if !self.serving.is_local() {
-                let why = "figures are given beyond loopback only to those who have a token: give the relay --token-file FILE\n";
+                let why =
+                    "figures beyond loopback need a token: give the relay --token-file FILE\n";
                 return Some(plain(StatusCode::FORBIDDEN, why));
             }
             let authority = request

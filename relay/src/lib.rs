@@ -35,6 +35,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
+pub use script::{RELEASE, Release};
 pub use session::Session;
 
 use figures::Refusal;
@@ -42,14 +43,14 @@ use options::{Command, Look};
 use target::Target;
 
 /// Says in one line why nothing was done, if so.
-pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn main(release: &Release, arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let done = match options::read(arguments) {
         Ok(Command::Tell(text)) => {
             println!("{text}");
             Ok(())
         }
         Ok(Command::Run(options)) => relay::run(&options),
-        Ok(Command::Administer(order)) => portable::carry_out(&order),
+        Ok(Command::Administer(order)) => portable::carry_out(&order, release),
         Ok(Command::Look(look, target)) => print(look, &target),
         Err(problem) => {
             eprintln!("webhook-relay: {problem}");

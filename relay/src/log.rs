@@ -43,7 +43,7 @@ fn write(level: &str, message: &str, hint: &str) {
     }
 }
 
-/// What was said by others may have lines of its own.
+/// A message of others may have lines of its own.
 fn line(level: &str, message: &str) {
     eprintln!("{level}:  {}", message.replace(['\n', '\r'], " "));
 }

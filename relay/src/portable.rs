@@ -12,7 +12,7 @@ use tokio::runtime;
 use tokio_postgres::error::DbError;
 use tokio_postgres::{AsyncMessage, Client, Row};
 
-use crate::script::{self, identifier, literal};
+use crate::script::{Release, identifier, literal};
 use crate::session::described;
 use crate::target::Target;
 
@@ -104,11 +104,11 @@ struct Findings {
     owner_has_public: bool,
 }
 
-pub fn carry_out(order: &Order) -> Result<(), String> {
+pub fn carry_out(order: &Order, release: &Release) -> Result<(), String> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     runtime.block_on(async {
-        let mut work = Work::begin(order).await?;
+        let mut work = Work::begin(order, release).await?;
         match order.action {
             Action::Install => work.install().await,
             Action::Upgrade => work.upgrade().await,
@@ -119,6 +119,7 @@ pub fn carry_out(order: &Order) -> Result<(), String> {
 
 struct Work<'a> {
     order: &'a Order,
+    release: &'a Release,
     client: Client,
     found: Findings,
     owner: String,
@@ -133,7 +134,7 @@ struct Rights {
 }
 
 impl Work<'_> {
-    async fn begin(order: &Order) -> Result<Work<'_>, String> {
+    async fn begin<'a>(order: &'a Order, release: &'a Release) -> Result<Work<'a>, String> {
         let target = &order.target;
         let begun = target.config.connect(target.tls.clone()).await;
         let told = |error: tokio_postgres::Error| format!("{}: {}", target.name, described(&error));
@@ -166,6 +167,7 @@ impl Work<'_> {
         };
         let work = Work {
             order,
+            release,
             client,
             found,
             owner,
@@ -206,14 +208,11 @@ impl Work<'_> {
         }
         let owner = identifier(&self.owner);
         (rights.before).push(format!("CREATE SCHEMA webhook AUTHORIZATION {owner};"));
-        self.run(rights, &script::install(&self.owner)).await?;
+        self.run(rights, &self.release.install(&self.owner)).await?;
         println!(
             "webhook {} is installed in database \"{}\", and belongs to role \"{}\".\n\
              Role \"{}\" has the level admin, and gives levels to others with webhook_grant().",
-            script::VERSION,
-            self.found.database,
-            self.owner,
-            self.found.me
+            self.release.version, self.found.database, self.owner, self.found.me
         );
         self.warn_of_members().await
     }
@@ -221,10 +220,10 @@ impl Work<'_> {
     async fn upgrade(&mut self) -> Result<(), String> {
         self.require_portable()?;
         let version: String = self.one("SELECT webhook.portable_version()").await?;
-        let Some(script) = script::upgrade(&version, &self.owner) else {
+        let Some(script) = self.release.upgrade(&version, &self.owner) else {
             return Err(format!(
                 "webhook {version} is installed, and this program makes {}: it is too old",
-                script::VERSION
+                self.release.version
             ));
         };
         let mut rights = self.rights_to_work();
@@ -232,8 +231,7 @@ impl Work<'_> {
         self.run(rights, &script).await?;
         println!(
             "webhook {version} in database \"{}\" is {} now.",
-            self.found.database,
-            script::VERSION
+            self.found.database, self.release.version
         );
         self.warn_of_members().await
     }

@@ -296,7 +296,7 @@ impl Relay<'_> {
                     self.stop(&mut engine, &outcomes);
                     return Ok(Ended::BeginAnew);
                 }
-                // What is in flight cannot be settled.
+                // Requests in flight cannot be settled.
                 Err(End::Gone | End::OtherProtocol) => {
                     engine.abort();
                     return Ok(Ended::BeginAnew);

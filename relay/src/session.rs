@@ -316,7 +316,7 @@ fn not_begun(error: &Error) -> Trouble {
     }
 }
 
-/// What the server has said, under its code; else under this one.
+/// The error of the server, under its code; else under this one.
 fn refused(error: &Error, code: &str) -> Trouble {
     let code = error.code().map_or(code, |code| code.code());
     Trouble::new(code, described(error))

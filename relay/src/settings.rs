@@ -38,7 +38,7 @@ impl Settings {
             poll_interval: time("poll_interval_ms")?,
             stale_after: time("stale_after_ms")?,
             longest_silence: time("longest_silence_ms")?,
-            // What cannot be read allows nothing.
+            // A setting that cannot be read allows nothing.
             network: Network {
                 allow: (text("allow_networks").parse()).map_err(|_| invalid("allow_networks"))?,
                 deny: (text("deny_networks").parse()).map_err(|_| invalid("deny_networks"))?,

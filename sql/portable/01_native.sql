@@ -103,7 +103,7 @@ CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text) RETURNS SETOF record
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RAISE NOTICE 'the template is not checked: that takes the library'
+    RAISE NOTICE 'the template is not checked without the library'
         USING HINT = 'CALL webhook_test(..) has a relay send an event with it, and shows what is wrong.';
 END $$;
 
@@ -203,7 +203,7 @@ BEGIN
     RETURN (SELECT s.value FROM webhook.settings s WHERE s.name = configured.name);
 END $$;
 
--- What is wrong with the value of a setting; null where nothing is. The bounds are those of src/settings.rs.
+-- The problem of a value of a setting; null where it has none. The bounds are those of src/settings.rs.
 CREATE OR REPLACE FUNCTION webhook.setting_problem(name text, value text) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

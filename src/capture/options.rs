@@ -39,7 +39,7 @@ impl Options {
             Some("warn") => true,
             Some(_) => return None,
         };
-        // What webhook_watch() put into the trigger's WHEN, so that it knows its own trigger again.
+        // webhook_watch() has put it into the trigger's WHEN, and knows its own trigger by it.
         text_of(object.remove("condition"))?;
         let is_consistent = (options.include.is_none() || options.exclude.is_none())
             && (options.schema.is_none() || options.table.is_some());

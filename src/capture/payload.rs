@@ -1,4 +1,4 @@
-//! What an event says of a row.
+//! The payload of an event of a row.
 
 use super::key;
 use super::options::Options;

@@ -37,7 +37,7 @@ fn in_transaction<T>(look: impl FnOnce() -> T) -> T {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        // Whoever changed something wakes us before telling all caches of it.
+        // A backend that changed something wakes us before it tells all caches of it.
         pg_sys::InvalidateSystemCaches();
         let seen = look();
         pg_sys::PopActiveSnapshot();

@@ -1,4 +1,4 @@
-//! Who gets a worker next, and who gives one up.
+//! The database that gets a worker next, and the one that gives its worker up.
 //!
 //! The database that has been without a worker for longest comes first. Where the server has no process left,
 //! a worker that has nothing to do makes room after a second, and one that has work after ten, when its

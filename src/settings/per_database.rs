@@ -27,7 +27,7 @@ unsafe extern "C-unwind" {
     );
 }
 
-/// What the server has set, by postgresql.conf, its command line or its defaults.
+/// Settings of the server, by postgresql.conf, its command line or its defaults.
 pub struct ServerSettings(HashMap<CString, (CString, pg_sys::GucSource::Type)>);
 
 impl ServerSettings {

@@ -1,11 +1,11 @@
-//! What is said where the limit of open files allows fewer requests than the settings.
+//! A warning where the limit of open files allows fewer requests than the settings.
 
 use crate::notice;
 use pgrx::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use webhook_engine::{TooFew, allow_open_files};
 
-/// What was said last, so that it is said once.
+/// The setting that the last warning was about, so that each is told once.
 static SAID: AtomicUsize = AtomicUsize::new(0);
 
 /// As many of these requests as may have a socket.

@@ -1,4 +1,4 @@
-//! What the worker does where there is too little memory, and that it gives back what it does not need.
+//! The worker claims nothing while there is too little memory, and gives back memory that it does not need.
 
 use crate::memory;
 use crate::notice;

@@ -75,7 +75,7 @@ pub(super) fn unwrapped(address: IpAddr) -> IpAddr {
     v6.to_ipv4_mapped().map_or(address, IpAddr::V4)
 }
 
-/// What an address is that is not public.
+/// The kind of an address that is not public.
 pub(super) fn special_purpose(address: IpAddr) -> Option<&'static str> {
     let mut ranges = RANGES.special_purpose.iter();
     if let Some((_, what)) = ranges.find(|(network, _)| network.contains(&address)) {

@@ -1,4 +1,4 @@
-//! What is known of each name, and which is looked up next.
+//! The answers for each name, and the name that is looked up next.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

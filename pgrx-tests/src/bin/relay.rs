@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    webhook_relay::main(std::env::args_os())
+    webhook_relay::main(&webhook_relay::RELEASE, std::env::args_os())
 }

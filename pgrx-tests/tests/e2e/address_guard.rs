@@ -1,4 +1,4 @@
-//! Whom the server may be made to talk to, and who decides that.
+//! Addresses that the server may be made to talk to, and the settings that decide it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -41,7 +41,7 @@ fn change(cluster: &mut Cluster, database: &Database, lines: &str) {
     }
 }
 
-/// What became of the only attempt.
+/// The outcome of the only attempt.
 fn failure(database: &Database, event: Uuid) -> (String, String) {
     database.wait_for_status(event, "FAILED");
     let row = database.connect().query_one(
@@ -117,7 +117,7 @@ fn ports_and_plain_http_are_judged_at_registration_too() {
         &database.refusal(&add("http://example.com/")),
         "webhook.require_https",
     );
-    // What is registered is left alone as long as its URL is.
+    // A registered endpoint is not judged again while its URL stays.
     database.execute("UPDATE webhook.endpoint SET paused_at = now(), url = url");
 
     cluster.configure("webhook.require_https = off\nwebhook.allow_ports = '22, 80'");

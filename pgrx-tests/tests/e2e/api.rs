@@ -109,8 +109,26 @@ fn every_object_has_a_comment_and_those_of_the_api_the_tables() {
         SELECT a.name FROM webhook.api() a
         LEFT JOIN webhook.members() m ON m.name = a.name AND a.kind NOT IN ('table', 'view')
         LEFT JOIN pg_class c ON c.relname = a.name AND c.relnamespace = 'webhook'::regnamespace AND a.kind IN ('table', 'view')
-        WHERE coalesce(obj_description(m.routine, 'pg_proc'), obj_description(c.oid, 'pg_class')) IS DISTINCT FROM a.comment";
+        WHERE split_part(coalesce(obj_description(m.routine, 'pg_proc'), obj_description(c.oid, 'pg_class')), E'\n', 1) <> a.comment";
     assert_eq!(list(&database, others), Vec::<String>::new());
+}
+
+#[test]
+fn every_parameter_has_its_meaning_in_the_comment_of_its_function() {
+    let database = database();
+    let without = "
+        SELECT p.oid::regprocedure || ': ' || d.parameter
+        FROM webhook.api() a JOIN webhook.members() m USING (name) JOIN pg_proc p ON p.oid = m.routine
+        CROSS JOIN LATERAL webhook.parameters_of(p.oid) d
+        WHERE a.kind IN ('function', 'procedure')
+          AND (d.meaning !~ '[.]$' OR position(format(E'\\n%s: %s', d.parameter, d.meaning) IN obj_description(p.oid, 'pg_proc')) = 0) IS NOT false";
+    assert_eq!(list(&database, without), Vec::<String>::new());
+    let of_nothing = "
+        SELECT format('%s: %s', k.function, k.parameter) FROM webhook.parameters() k
+        WHERE NOT EXISTS (SELECT FROM webhook.api() a JOIN webhook.members() m USING (name) JOIN pg_proc p ON p.oid = m.routine
+                          WHERE a.kind IN ('function', 'procedure') AND k.parameter = ANY (p.proargnames)
+                            AND (k.function = a.name OR k.function IS NULL))";
+    assert_eq!(list(&database, of_nothing), Vec::<String>::new());
 }
 
 #[test]

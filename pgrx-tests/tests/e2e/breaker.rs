@@ -183,7 +183,7 @@ fn a_person_closes_it_with_webhook_reset_breaker() {
     assert_eq!(guarded.failures(), 0);
 }
 
-// What counts.
+// Which failures count.
 
 #[test]
 fn every_failed_attempt_counts_under_attempts() {

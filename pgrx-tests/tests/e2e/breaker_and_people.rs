@@ -1,4 +1,4 @@
-//! What people may do to an endpoint, its breaker and its deliveries while the breaker works.
+//! People change an endpoint, its breaker and its deliveries while the breaker works.
 
 use std::collections::HashSet;
 use std::thread;

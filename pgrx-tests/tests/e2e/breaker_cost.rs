@@ -1,4 +1,4 @@
-//! What the breaker costs: nothing where an endpoint is well, and no busy worker where one is left alone.
+//! The cost of the breaker: nothing where an endpoint is well, and no busy worker where a breaker is open.
 
 use std::time::{Duration, Instant};
 

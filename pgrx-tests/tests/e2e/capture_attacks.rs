@@ -1,4 +1,4 @@
-//! Whoever owns a table, a type or a trigger, or writes the table: no code of theirs runs with rights that are not theirs, and
+//! Owners of a table, a type or a trigger, and writers of a table: no code of theirs runs with rights that are not theirs, and
 //! nobody reads a row through capture that they may not read.
 
 use postgres::Client;

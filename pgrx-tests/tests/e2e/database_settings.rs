@@ -1,4 +1,4 @@
-//! What is set for a database or for the worker's role reaches the worker that runs.
+//! Settings of a database or of the worker's role reach the worker that runs.
 
 use serde_json::json;
 use webhook_e2e::{Cluster, Database, Receiver, worker};

@@ -89,7 +89,7 @@ fn exclusions_that_make_no_sense_are_refused() {
     ));
 }
 
-/// What the documentation says, in other words than the index has it.
+/// The rule of the documentation, in other words than the index has it.
 fn is_wanted(patterns: &[String], event_type: &str) -> bool {
     let matches = |pattern: &str| match pattern.strip_suffix('*') {
         Some("") => true,

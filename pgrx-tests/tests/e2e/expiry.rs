@@ -1,4 +1,4 @@
-//! What is not worth sending any more (expires_at) is never sent, whatever has kept it waiting.
+//! A delivery past its expires_at is never sent, whatever has kept it waiting.
 
 use serde_json::json;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! What SQL and the server have from the library.
+//! Functions that the library has for SQL and the server.
 
 use uuid::Uuid;
 use webhook_e2e::Cluster;

@@ -35,7 +35,7 @@ fn emit_some<const N: usize>(database: &Database, key: &str) -> [Uuid; N] {
     std::array::from_fn(|_| emit(&mut client, key))
 }
 
-/// What the next claim takes.
+/// The deliveries that the next claim takes.
 #[track_caller]
 pub(super) fn next(database: &Database) -> Vec<Uuid> {
     let claims = engine::claim_due(database);
@@ -295,7 +295,7 @@ fn what_was_moved_behind_the_triggers_backs_is_found_within_a_minute() {
     database.execute(&format!(
         "SET session_replication_role = replica; DELETE FROM webhook.delivery_queue WHERE event_id = '{first}'"
     ));
-    // What the worker calls every few seconds.
+    // The worker calls it every few seconds.
     database.execute_as_engine("SELECT webhook.keep_order()");
     assert_eq!(next(&database), [second]);
     settle(&database, second, 200);

@@ -244,7 +244,7 @@ fn a_410_disables_and_resume_lets_it_go_on() {
         "orders",
         "(state, consecutive_failures, failed) = ('ACTIVE', 0, 1) AND num_nonnulls(reason, since) = 0",
     );
-    // What had failed for good is the operator's to replay.
+    // The operator replays dead letters.
     assert_eq!(database.delivery_status(refused).as_deref(), Some("FAILED"));
 }
 

@@ -18,9 +18,9 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 /// A database of somebody who is no superuser.
 struct Shop {
     database: Database,
-    /// Who owns the database.
+    /// The owner of the database.
     admin: String,
-    /// Who owns what is installed.
+    /// The owner of the schema.
     owner: String,
 }
 
@@ -71,7 +71,7 @@ impl Shop {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What it prints, and says on standard error.
+    /// Its standard output and standard error.
     #[track_caller]
     fn fail(&self, arguments: &[&str]) -> (String, String) {
         let output = self.administer(arguments);
@@ -287,7 +287,7 @@ fn everything_belongs_to_a_role_that_nobody_works_as() {
         ),
         0
     );
-    // What runs with the owner's rights looks nothing up where others create.
+    // Functions with the owner's rights look nothing up where others create.
     assert_eq!(
         question(
             "SELECT count(*) FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine

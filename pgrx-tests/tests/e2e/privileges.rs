@@ -1,4 +1,4 @@
-//! Who may do what, level by level, and that nobody gets further by a trick.
+//! The rights of each level, and that nobody gets further by a trick.
 
 use std::sync::{Arc, Mutex};
 
@@ -133,7 +133,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (ADMIN, "UPDATE webhook.event SET payload = '{}'".into()),
         (ADMIN, "SELECT webhook.wake()".into()),
         (ADMIN, "SELECT nextval('webhook.sender_id_seq')".into()),
-        // What a sender calls.
+        // Calls of a sender.
         (RELAY, "SELECT webhook.protocol(), webhook.survey(), webhook.sender_settings()".into()),
         (RELAY, "SELECT webhook.take_shares(webhook.begin_sender('relay', NULL, NULL), 0)".into()),
         (RELAY, "SELECT webhook.dead_senders(), webhook.release_shares(0, '{0}'), webhook.end_senders('{0}')".into()),
@@ -295,7 +295,7 @@ fn what_was_granted_is_revoked_to_the_last_privilege() {
             "SELECT webhook_revoke('{role}', '{level}'); DROP ROLE {role}"
         ));
     }
-    // What another level needs stays.
+    // Rights that another level needs stay.
     let role = format!("{}_both", database.name());
     let may =
         |privilege: &str| -> bool { database.query_one_value(&format!("SELECT has_{privilege}")) };

@@ -1,4 +1,4 @@
-//! What docs/prometheus/ has for others to use, in the programs that are to use it: Prometheus and postgres_exporter of Debian.
+//! The files of docs/prometheus/, in the programs that are to use them: Prometheus and postgres_exporter of Debian.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -19,7 +19,7 @@ fn every_code_is_documented() {
     let docs = concat!(
         include_str!("../../../docs/retries.md"),
         include_str!("../../../docs/states.md"),
-        include_str!("../../../docs/operations.md")
+        include_str!("../../../docs/alerts.md")
     );
     for row in &codes {
         let (code, meaning): (&str, &str) = (row.get("code"), row.get("meaning"));

@@ -111,7 +111,7 @@ fn a_test_of_an_application_sees_its_events_and_sends_nothing() {
     );
     receiver.wait_for_requests_to("/orders", 1);
     let page = include_str!("../../../docs/emitting.md");
-    let recipe = blocks(page, "\n## Test an application that emits\n", "sql")[0];
+    let recipe = blocks(page, "\n## Test an application that emits\n", "sql")[1];
     let mut session = database.connect();
     session.batch_execute(recipe).unwrap();
     let kept: i64 = database.query_one_value("SELECT count(*) FROM webhook.event");

@@ -1,4 +1,4 @@
-//! Who gets an event: patterns, tenants, and endpoints that are named.
+//! The endpoints that get an event: patterns, tenants, and endpoints that are named.
 
 use serde_json::json;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! Whatever is killed: nothing is lost, and no attempt is spent twice.
+//! Processes are killed: nothing is lost, and no attempt is spent twice.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What is taken back: queued deliveries cancelled by an UPDATE, events redacted.
+//! Events are taken back: queued deliveries cancelled by an UPDATE, events redacted.
 
 use serde_json::{Value, json};
 use webhook_e2e::database::refusal;
@@ -119,7 +119,7 @@ fn a_redacted_event_is_never_sent_again() {
     database.execute(&format!("SELECT webhook_redact('{event}')"));
 
     let (mut session, notices) = listening_session(&database);
-    let passed_over = "passed over, because their event was redacted or deleted: 1 deliveries";
+    let passed_over = "skipped 1 deliveries whose event was redacted or deleted";
     assert_eq!(call(&mut session, &format!("webhook_replay('{event}')")), 0);
     assert_eq!(told(&notices), [passed_over]);
     session

@@ -1,4 +1,4 @@
-//! What a release has promised: public functions and views only grow.
+//! The promise of a release: public functions and views only grow.
 
 use std::fs;
 use std::path::Path;

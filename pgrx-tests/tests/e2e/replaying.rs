@@ -1,4 +1,4 @@
-//! What has ended is sent again: one event, or many.
+//! Ended deliveries are sent again: one event, or many.
 
 use std::thread;
 
@@ -80,7 +80,7 @@ fn replay_sends_again_whatever_has_ended_and_leaves_what_is_queued() {
     assert_eq!(call(&mut session, &replay("NULL")), 2);
     let queued = told(&notices);
     assert_eq!(queued.len(), 1, "{queued:?}");
-    assert!(queued[0].contains("queued already: 2 deliveries"));
+    assert!(queued[0].contains("2 deliveries that are queued already"));
     let all = "a PENDING, b PENDING, c PENDING, d PENDING";
     assert_eq!(statuses(&database, event), all);
 
@@ -111,7 +111,11 @@ fn nothing_to_do_is_no_error_and_says_so() {
     let unwanted = database.emit("order.created", json!({}));
     let (mut session, notices) = listening_session(&database);
     for (function, event, fact) in [
-        ("replay", queued, "queued already: 2 deliveries".to_owned()),
+        (
+            "replay",
+            queued,
+            "2 deliveries that are queued already".to_owned(),
+        ),
         ("replay", unwanted, unwanted.to_string()),
         ("discard", queued, queued.to_string()),
     ] {
@@ -133,8 +137,7 @@ fn deliveries_of_removed_endpoints_are_passed_over_and_counted() {
     }
     let last = bury(&database, "a", "order.created", "now() - interval '1 day'");
     database.execute("SELECT webhook_remove_endpoint('b')");
-    let passed_over =
-        |n: u32| format!("passed over, because their endpoint was removed: {n} deliveries");
+    let passed_over = |n: u32| format!("skipped {n} deliveries whose endpoint was removed");
 
     let (mut session, notices) = listening_session(&database);
     assert_eq!(call(&mut session, &format!("webhook_replay('{event}')")), 1);
@@ -169,8 +172,7 @@ fn dead_letters_of_a_removed_endpoint_answer_to_its_name_whoever_has_it_now() {
          SELECT webhook_set_endpoint('b', 'http://127.0.0.1:1/'); SELECT webhook_pause('b')",
     );
     let new = bury(&database, "b", "order.created", "now()");
-    let passed_over =
-        |n: u32| format!("passed over, because their endpoint was removed: {n} deliveries");
+    let passed_over = |n: u32| format!("skipped {n} deliveries whose endpoint was removed");
 
     let (mut session, notices) = listening_session(&database);
     let replay = format!("webhook_replay('{old}', 'b')");

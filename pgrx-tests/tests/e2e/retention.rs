@@ -1,4 +1,4 @@
-//! What is kept for how long, and that nothing goes which somebody still needs.
+//! Rows are kept as long as the settings say, and none goes that somebody still needs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

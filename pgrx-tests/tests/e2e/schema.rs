@@ -1,4 +1,4 @@
-//! What the schema promises to administrators, backups and the queue's speed.
+//! The promises of the schema to administrators, backups and the queue's speed.
 
 use webhook_e2e::{Cluster, Database};
 
@@ -163,7 +163,7 @@ fn security_definer_functions_are_only_those_we_know() {
     assert_eq!(
         names,
         [
-            // What people call, what the procedures of operators are made of, what relays call, and triggers, which have to work
+            // Functions that people call, parts of the procedures of operators, calls of relays, and triggers, which have to work
             // for whoever may write the table.
             "webhook.add_figures",
             "webhook.adopt",

@@ -1,4 +1,4 @@
-//! What the settings do, and what the worker says of itself.
+//! The effects of the settings, and the worker's reports of itself.
 
 use std::sync::mpsc;
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
 
-/// Whoever stops a server or drops a database waits no longer.
+/// A stop of the server and DROP DATABASE wait no longer.
 const WITHIN: Duration = Duration::from_secs(6);
 
 #[test]

@@ -184,7 +184,7 @@ fn a_template_that_is_not_right_is_refused_with_what_is_wrong_and_the_remedy() {
         "'template'",
         &format!("jsonb_build_object('key', '{CREDENTIAL}', 'long', repeat('a', 65536))"),
         "the template has 65591 bytes, and 65536 are allowed",
-        "Emit what is longer as a part of the payload, and name it in the template.",
+        "Emit long texts as a part of the payload, and name them in the template.",
     );
 }
 

@@ -1,4 +1,4 @@
-//! Whom the worker believes to be the endpoint.
+//! The certificates by which the worker knows an endpoint.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -63,7 +63,7 @@ impl Certificate {
         }
     }
 
-    /// What a server with this certificate does with a connection: answers 200 to one request.
+    /// A server with this certificate answers 200 to one request of a connection.
     fn serve(self) -> impl Fn(Overheard) + Send + Sync + 'static {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -76,7 +76,7 @@ impl Certificate {
         let config = Arc::new(config);
         move |stream| {
             let connection = ServerConnection::new(config.clone()).unwrap();
-            // Whoever does not trust the certificate hangs up.
+            // A client that does not trust the certificate hangs up.
             let _ = answer(StreamOwned::new(connection, stream));
         }
     }

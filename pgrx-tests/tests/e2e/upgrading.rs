@@ -1,96 +1,23 @@
 //! ALTER EXTENSION webhook UPDATE: functions, views and presets are replaced as a whole, tables are not; the worker begins anew,
 //! and neither library nor SQL is worked with where the other is of another protocol.
 
-use std::fs;
-use std::path::Path;
+use std::thread;
 
 use serde_json::json;
+use webhook_e2e::catalog::Facts;
+use webhook_e2e::database::emit;
+use webhook_e2e::scripts::{self, VERSION};
 use webhook_e2e::worker::{self, state_and_reason};
-use webhook_e2e::{Cluster, Database, Receiver};
+use webhook_e2e::{Cluster, Receiver};
 
-/// What an upgrade runs after the changes of the tables.
-fn replaceable_part() -> String {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql");
-    let files = fs::read_dir(directory).unwrap();
-    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-    files.retain(|file| {
-        file.extension().is_some_and(|kind| kind == "sql") && !file.ends_with("00_tables.sql")
-    });
-    files.sort();
-    assert!(files.len() > 20, "{files:?}");
-    let texts = files.iter().map(|file| fs::read_to_string(file).unwrap());
-    texts.collect()
-}
-
-fn upgrade(script: &str) -> Cluster {
-    let builder = Cluster::builder().script("webhook--0.1.0--next.sql", script);
-    builder.start()
-}
-
-/// Every fact that the catalogs have of the extension's objects, by what is said and not by OIDs; and the policies.
-const FACTS: &str = r#"
-WITH RECURSIVE ours (classid, objid) AS (
-    SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension x ON d.refobjid = x.oid
-    WHERE d.refclassid = 'pg_extension'::regclass AND x.extname = 'webhook' AND d.deptype = 'e'
-    UNION
-    SELECT d.classid, d.objid FROM ours o JOIN pg_depend d ON d.refclassid = o.classid AND d.refobjid = o.objid
-    WHERE d.deptype IN ('a', 'i', 'P', 'S') AND o.classid <> 'pg_namespace'::regclass
-), fact (object, fact) AS (
-    SELECT pg_describe_object(o.classid, o.objid, 0), f.fact
-    FROM ours o
-    CROSS JOIN LATERAL (
-        SELECT CASE WHEN p.prokind <> 'a' THEN pg_get_functiondef(p.oid) END FROM pg_proc p WHERE o.classid = 'pg_proc'::regclass AND p.oid = o.objid
-        UNION ALL
-        SELECT (to_jsonb(p) - '{oid,prosrc,prosqlbody,probin,proargdefaults}'::text[])::text FROM pg_proc p WHERE o.classid = 'pg_proc'::regclass AND p.oid = o.objid
-        UNION ALL
-        SELECT to_jsonb(a)::text FROM pg_aggregate a WHERE o.classid = 'pg_proc'::regclass AND a.aggfnoid = o.objid
-        UNION ALL
-        SELECT (to_jsonb(c) - '{relpages,reltuples,relallvisible,relallfrozen,relfrozenxid,relminmxid,relfilenode}'::text[])::text
-        FROM pg_class c WHERE o.classid = 'pg_class'::regclass AND c.oid = o.objid
-        UNION ALL
-        SELECT pg_get_viewdef(c.oid) FROM pg_class c WHERE o.classid = 'pg_class'::regclass AND c.oid = o.objid AND c.relkind = 'v'
-        UNION ALL
-        SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i WHERE o.classid = 'pg_class'::regclass AND i.indexrelid = o.objid
-        UNION ALL
-        SELECT to_jsonb(a)::text FROM pg_attribute a WHERE o.classid = 'pg_class'::regclass AND a.attrelid = o.objid
-        UNION ALL
-        SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d WHERE o.classid = 'pg_attrdef'::regclass AND d.oid = o.objid
-        UNION ALL
-        SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c WHERE o.classid = 'pg_constraint'::regclass AND c.oid = o.objid
-        UNION ALL
-        SELECT format('%s (%s)', pg_get_triggerdef(t.oid), t.tgenabled) FROM pg_trigger t WHERE o.classid = 'pg_trigger'::regclass AND t.oid = o.objid
-        UNION ALL
-        SELECT to_jsonb(t)::text FROM pg_type t WHERE o.classid = 'pg_type'::regclass AND t.oid = o.objid
-        UNION ALL
-        SELECT to_jsonb(n)::text FROM pg_namespace n WHERE o.classid = 'pg_namespace'::regclass AND n.oid = o.objid
-        UNION ALL
-        SELECT format('comment %s: %s', d.objsubid, d.description) FROM pg_description d WHERE d.classoid = o.classid AND d.objoid = o.objid
-        UNION ALL
-        SELECT format('initial privileges %s: %s', i.objsubid, i.initprivs) FROM pg_init_privs i WHERE i.classoid = o.classid AND i.objoid = o.objid
-        UNION ALL
-        SELECT format('%s depends on %s: %s', d.objsubid, pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid), d.deptype)
-        FROM pg_depend d WHERE d.classid = o.classid AND d.objid = o.objid
-        UNION ALL
-        SELECT format('depends on role %s: %s', d.refobjid::regrole, d.deptype) FROM pg_shdepend d
-        WHERE d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND d.classid = o.classid AND d.objid = o.objid
-          AND d.refclassid = 'pg_authid'::regclass
-    ) f (fact)
-    UNION ALL
-    SELECT 'policy ' || p.name, p::text FROM webhook.policy p
-)
-SELECT object, fact FROM fact WHERE fact IS NOT NULL ORDER BY object, fact COLLATE "C"
-"#;
-
-fn facts(database: &Database) -> Vec<String> {
-    let rows = database.connect().query(FACTS, &[]).unwrap();
-    (rows.iter())
-        .map(|row| format!("{}: {}", row.get::<_, String>(0), row.get::<_, String>(1)))
-        .collect()
+fn server_with(script: &str) -> Cluster {
+    let name = format!("webhook--{VERSION}--next.sql");
+    Cluster::builder().script(&name, script).start()
 }
 
 #[test]
-fn the_replaceable_part_runs_again_without_a_difference_in_the_catalogs() {
-    let cluster = upgrade(&replaceable_part());
+fn an_upgrade_that_brings_nothing_leaves_no_difference_in_the_catalogs() {
+    let cluster = server_with(&scripts::upgrade());
     let database = cluster.database("again");
     database.execute(
         "CREATE ROLE app; CREATE ROLE viewer;
@@ -99,19 +26,19 @@ fn the_replaceable_part_runs_again_without_a_difference_in_the_catalogs() {
     );
     let installation = "SELECT id::text FROM webhook.installation()";
     let id: String = database.query_one_value(installation);
-    let before = facts(&database);
-    assert!(before.len() > 2_000, "{} facts", before.len());
+    let before = Facts::of(&database);
     database.execute("ALTER EXTENSION webhook UPDATE TO 'next'");
-    let after = facts(&database);
-    let gone: Vec<_> = before.iter().filter(|fact| !after.contains(fact)).collect();
-    let new: Vec<_> = after.iter().filter(|fact| !before.contains(fact)).collect();
-    assert_eq!((gone, new), (vec![], vec![]));
+    let after = Facts::of(&database);
+    assert_eq!(
+        (before.beyond(&after), after.beyond(&before)),
+        (vec![], vec![])
+    );
     assert_eq!(database.query_one_value::<String>(installation), id);
 }
 
 #[test]
 fn an_upgrade_writes_presets_anew_and_no_policy_of_a_person() {
-    let cluster = upgrade(&replaceable_part());
+    let cluster = server_with(&scripts::upgrade());
     let database = cluster.database("presets");
     // As an older version would have left it: one preset differs, one is not there and a person has its name.
     database.execute(
@@ -135,7 +62,7 @@ fn an_upgrade_writes_presets_anew_and_no_policy_of_a_person() {
 #[test]
 fn an_upgrade_restarts_the_worker_when_it_is_committed() {
     let script = "CREATE FUNCTION webhook.added() RETURNS int LANGUAGE sql RETURN 1";
-    let cluster = upgrade(script);
+    let cluster = server_with(script);
     let (database, receiver) = (cluster.database("restarted"), Receiver::start());
     database.add_endpoint("orders", &receiver.url("/orders"));
     let first = worker::pid(&database);
@@ -191,13 +118,13 @@ pub fn of_protocol(number: i32) -> String {
 /// An upgrade that brings webhook_added(), for level emit.
 fn upgrade_with_a_function() -> Cluster {
     // The first row of the table of the API, and a function before the first that is replaced.
-    let script = replaceable_part().replacen(
+    let script = scripts::upgrade().replacen(
         "VALUES\n            (",
         "VALUES ('function', 'webhook_added', 'emit', 'Is new.'),\n            (",
         1,
     );
     let added = "CREATE FUNCTION @extschema@.webhook_added() RETURNS int LANGUAGE sql RETURN 1;\n";
-    upgrade(&format!("{added}{script}"))
+    server_with(&format!("{added}{script}"))
 }
 
 #[test]
@@ -258,6 +185,51 @@ fn a_role_with_all_functions_of_a_schema_gets_nothing_by_an_upgrade() {
         before + 1,
         "webhook_added() for the emitter"
     );
+}
+
+#[test]
+fn an_upgrade_waits_for_an_open_transaction_and_nobody_waits_behind_it() {
+    let cluster = server_with(&scripts::upgrade());
+    let (database, receiver) = (cluster.database("patient"), Receiver::start());
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    thread::scope(|scope| {
+        let mut open = database.connect();
+        let begin = "BEGIN; SELECT webhook_emit('order.created')";
+        open.batch_execute(begin).unwrap();
+        let upgrading =
+            scope.spawn(|| database.execute("ALTER EXTENSION webhook UPDATE TO 'next'"));
+        database.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'ALTER EXTENSION%' AND wait_event_type = 'Lock')",
+        );
+        let mut other = database.connect();
+        other
+            .batch_execute("SET statement_timeout = '10s'")
+            .unwrap();
+        for _ in 0..3 {
+            emit(&mut other, "order.created", json!({}));
+        }
+        assert!(!upgrading.is_finished());
+        // The tables in another order than the upgrade needs them.
+        open.batch_execute("SELECT count(*) FROM webhook.endpoint; COMMIT")
+            .unwrap();
+    });
+    receiver.wait_for_requests(4);
+}
+
+/// Their types fit better than those of pg_catalog. Whoever owns the database owns schema public.
+#[test]
+fn an_upgrade_uses_no_operator_that_somebody_has_put_beside_the_functions() {
+    let cluster = server_with(&scripts::upgrade());
+    let database = cluster.database("lured");
+    database.execute(
+        "CREATE TABLE public.seen (who text);
+         CREATE FUNCTION public.spy(oid, regclass) RETURNS boolean LANGUAGE plpgsql AS
+             $$ BEGIN INSERT INTO public.seen VALUES (current_user); RETURN $1 = $2::oid; END $$;
+         CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.spy)",
+    );
+    database.execute("ALTER EXTENSION webhook UPDATE TO 'next'");
+    let seen: i64 = database.query_one_value("SELECT count(*) FROM public.seen");
+    assert_eq!(seen, 0);
 }
 
 /// The install script says CREATE OR REPLACE.

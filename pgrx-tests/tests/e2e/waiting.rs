@@ -96,7 +96,7 @@ fn every_delivery_that_waits_says_why_in_a_word() {
     );
     assert!(shown);
 
-    // What is in flight does not wait.
+    // A request in flight does not wait.
     let due = kinds.events.last().unwrap().1;
     assert_eq!(claimed(&database), [due]);
     let waits: bool = database.query_one_value(&format!(

@@ -1,4 +1,4 @@
-//! What a commit tells the worker: which endpoints have something due, so that it asks for them alone.
+//! The message of a commit to the worker: the endpoints that have something due, so that it asks for them alone.
 
 use serde_json::json;
 use webhook_e2e::{Cluster, Database, Receiver};

@@ -1,4 +1,4 @@
-//! What of a change to a watched table is emitted.
+//! The events of a change to a watched table.
 
 use serde_json::{Value, json};
 use webhook_e2e::Receiver;

@@ -1,4 +1,4 @@
-//! Whatever statement writes to a watched table, and to which of its partitions: each row is emitted as what it was and is.
+//! Statements of every kind write to a watched table or its partitions: each row is emitted as it was and is.
 
 use std::io::Write;
 

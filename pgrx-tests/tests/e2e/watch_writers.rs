@@ -1,4 +1,4 @@
-//! Whoever writes to a watched table: what becomes of the change where an event fails, and whose rights count.
+//! Writers of a watched table: the fate of their change where an event fails, and the rights that count.
 
 use postgres::Client;
 use serde_json::json;

@@ -112,7 +112,7 @@ fn an_open_breaker_says_since_when_until_when_and_what_happens_meanwhile() {
         ),
         (
             "when_open = 'fail'",
-            &["fails as \"circuit open\"", "when_open = fail"],
+            &["fail as \"circuit open\"", "when_open = fail"],
             false,
         ),
         (

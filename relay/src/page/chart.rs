@@ -7,7 +7,7 @@ use super::words;
 
 const MINUTES: usize = 60;
 
-/// What happened in each of the last 60 minutes: sent, and attempts that failed.
+/// Deliveries sent and attempts failed in each of the last 60 minutes.
 pub struct Hour {
     sent: [f64; MINUTES],
     failed: [f64; MINUTES],
@@ -58,7 +58,7 @@ impl Hour {
     fn bars(&self, step: f64, height: f64, top: f64) -> String {
         let (mut sent, mut failed) = (String::new(), String::new());
         let width = step - (step / 4.0).clamp(0.5, 2.0);
-        // What happened at all is seen.
+        // A single one is seen too.
         let high = |number: f64| match number > 0.0 {
             true => (number / top * height).max(1.0),
             false => 0.0,

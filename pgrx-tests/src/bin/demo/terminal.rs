@@ -1,4 +1,4 @@
-//! What the demo shows: explanations, SQL with its results as psql prints them, and checked claims.
+//! The output of the demo: explanations, SQL with its results as psql prints them, and checked claims.
 
 use std::io::{IsTerminal, stdout};
 use std::sync::LazyLock;

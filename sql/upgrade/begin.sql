@@ -1,0 +1,58 @@
+-- The beginning of every upgrade script, before tables change. As in the install script, an operator or a function that somebody
+-- has made in the schema of the extension must not be found.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- All tables at once, or none. A transaction that emits locks tables in an order of its own: an upgrade that took one lock after
+-- the other could have a deadlock with it, and while it waits for an open transaction or a dump everybody else would wait behind
+-- it. So it gives its locks back before the server looks for a deadlock, lets others pass, and tries again.
+DO $$
+DECLARE
+    tables regclass[] := ARRAY(SELECT c.oid FROM pg_class c
+                               WHERE c.relnamespace = 'webhook'::regnamespace AND c.relkind IN ('r', 'p') ORDER BY c.oid);
+    locked regclass;
+    users_timeout text := current_setting('lock_timeout');
+    give_up_at timestamptz := clock_timestamp() + interval '1 min';
+    give_back_at timestamptz;
+BEGIN
+    LOOP
+        give_back_at := clock_timestamp() + current_setting('deadlock_timeout')::interval / 2;
+        BEGIN
+            FOREACH locked IN ARRAY tables LOOP
+                PERFORM set_config('lock_timeout',
+                                   greatest(ceil(1000 * extract(epoch FROM give_back_at - clock_timestamp())), 1)::text, true);
+                EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', locked);
+            END LOOP;
+            PERFORM set_config('lock_timeout', users_timeout, true);
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() > give_up_at THEN
+                RAISE EXCEPTION 'the tables of webhook are in use' USING ERRCODE = 'lock_not_available',
+                    DETAIL = format('Transactions of these processes have used them and are still open: %s.', (
+                        SELECT string_agg(DISTINCT l.pid::text, ', ') FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                        WHERE l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                          AND c.relnamespace = 'webhook'::regnamespace AND l.granted AND l.pid <> pg_backend_pid())),
+                    HINT = 'Upgrade when they have ended, and no dump is being made.';
+            END IF;
+            PERFORM pg_sleep(0.1);
+        END;
+    END LOOP;
+END $$;
+
+-- The server refuses to add a column with a default to a table whose row type a function with a body in SQL has. The rest of the
+-- script makes all functions anew; until then these have no body.
+DO $$
+DECLARE
+    ours record;
+BEGIN
+    FOR ours IN
+        SELECT p.proname AS name, pg_get_function_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result
+        FROM pg_proc p
+        WHERE p.pronamespace = 'webhook'::regnamespace AND p.prokind = 'f' AND p.prosqlbody IS NOT NULL
+          AND EXISTS (SELECT FROM pg_depend d JOIN pg_type t ON d.refclassid = 'pg_type'::regclass AND d.refobjid = t.oid
+                      JOIN pg_class c ON c.oid = t.typrelid AND c.relkind IN ('r', 'p')
+                      WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid)
+    LOOP
+        EXECUTE format('CREATE OR REPLACE FUNCTION webhook.%I(%s) RETURNS %s LANGUAGE plpgsql AS %L', ours.name, ours.arguments, ours.result,
+                       'BEGIN RAISE EXCEPTION ''an upgrade of webhook is under way''; END');
+    END LOOP;
+END $$;
