@@ -166,6 +166,12 @@ impl Pool {
         let mut state = threads::lock(&self.shared.state);
         let waits = |_: &u64, live: &mut Live| !live.on_the_wire && which(&live.key);
         let withdrawn: Vec<_> = state.live.extract_if(waits).collect();
+        if !withdrawn.is_empty() {
+            let State {
+                entrances, live, ..
+            } = &mut *state;
+            entrances.retain(|id| live.contains_key(&id));
+        }
         drop(state);
         let stop = |(_, live): (u64, Live)| {
             live.task.inspect(AbortHandle::abort);

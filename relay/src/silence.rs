@@ -126,8 +126,10 @@ impl Drop for Guarded {
 impl Wire for Guarded {
     fn submit(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>) {
         if self.silence.is_too_long() {
+            // Those that wait would not hear of these limits.
+            let waiting = self.pool.withdraw(|_| true);
             let keys = attempts.iter().map(|attempt| attempt.key);
-            lock(&self.taken_back).extend(keys);
+            lock(&self.taken_back).extend(waiting.into_iter().chain(keys));
         } else {
             self.pool.submit_within(limits, attempts);
         }

@@ -72,6 +72,15 @@ impl Entrances {
         }
     }
 
+    /// Drops those that wait and were withdrawn.
+    pub fn retain(&mut self, is_live: impl Fn(u64) -> bool) {
+        self.tests.retain(|(id, _)| is_live(*id));
+        self.of_endpoints.retain(|_, entrance| {
+            entrance.waiting.retain(|(id, _)| is_live(*id));
+            entrance.under_way > 0 || !entrance.waiting.is_empty()
+        });
+    }
+
     /// Until the next limit, if there is one now.
     pub fn close(&mut self, endpoint_id: i32) {
         let entrance = self.of_endpoints.get_mut(&endpoint_id);
@@ -169,6 +178,17 @@ mod tests {
         assert_eq!(begun(&mut entrances), [0, 1]);
         entrances.push(9, test);
         assert_eq!(begun(&mut entrances), [9]);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_attempts_that_were_withdrawn() {
+        let (mut entrances, endpoint_id) = some(0..5);
+        assert_eq!(begun(&mut entrances), [0, 1]);
+        entrances.close(endpoint_id);
+        entrances.retain(|id| id < 2);
+        assert!(entrances.of_endpoints[&endpoint_id].waiting.is_empty());
+        assert!(!entrances.leave(endpoint_id) && !entrances.leave(endpoint_id));
+        assert!(entrances.of_endpoints.is_empty());
     }
 
     #[test]
