@@ -80,7 +80,7 @@ pub fn reconcile(
     assert_eq!(tables.deliveries, tables.events.len(), "one delivery each");
     assert!(
         score.duplicates <= in_flight,
-        "more was repeated than was in flight: {score:?}"
+        "more was repeated than was claimed: {score:?}"
     );
     score
 }

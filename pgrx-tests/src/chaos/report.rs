@@ -23,14 +23,14 @@ pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> S
          - no event that was rolled back has arrived, and no event arrived that is not in the tables;\n\
          - the events of each ordering key arrived in their order (a third of the events has a key, one for each client);\n\
          - where a client never heard whether its commit succeeded, the tables and the receiver agree;\n\
-         - at most as many requests were repeated as senders that were lost can have had in flight, with one\n  \
+         - at most as many requests were repeated as senders that were lost can have claimed, with one\n  \
            `webhook-id` for all of them.\n\n\
          *Silence* is the longest time without a request since something was killed or stopped, the server's own restart\n\
          included, or since a lasting disturbance, such as a lock, has ended.\n\n\
          Written by `make chaos SEEDS={seeds}` with at least {size} events in a scene, on PostgreSQL {server}.\n\n"
     );
     let mut total = Score::default();
-    page += "| case | asserted beside | runs | committed | unknown | lost | repeated / in flight | silence |\n";
+    page += "| case | asserted beside | runs | committed | unknown | lost | repeated / claimed | silence |\n";
     page += "|---|---|--:|--:|--:|--:|--:|--:|\n";
     for result in results {
         let Score {

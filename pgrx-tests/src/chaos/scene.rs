@@ -18,6 +18,8 @@ use crate::{wait, worker};
 
 /// Requests that a sender may have in flight.
 pub const MAX_IN_FLIGHT: usize = 50;
+/// What a sender may have claimed and not settled: twice as much again is claimed ahead where receivers are quick.
+const MAX_CLAIMED: usize = 3 * MAX_IN_FLIGHT;
 const ENDPOINTS: usize = 3;
 /// Everything has arrived and is settled so soon after the last disturbance, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,6 +41,7 @@ pub struct Scene {
     size: usize,
     seed: u64,
     keeps_order: bool,
+    /// Requests that may be repeated.
     in_flight: usize,
     calms: Vec<Calm>,
 }
@@ -168,9 +171,9 @@ impl Scene {
         event
     }
 
-    /// A sender is lost, and what it had in flight may be repeated.
+    /// A sender is lost, and all that it had claimed may be repeated.
     pub fn lose_sender(&mut self) {
-        self.in_flight += MAX_IN_FLIGHT;
+        self.in_flight += MAX_CLAIMED;
     }
 
     /// Requests that an answer has asked for again.
