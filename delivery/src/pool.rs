@@ -295,10 +295,10 @@ impl Place {
             .await
             .unwrap_or_else(|panic| Err(Failure::invalid_request(panic)));
         let mut state = threads::lock(&shared.state);
-        if !matches!(&result, Ok(response) if (200..300).contains(&response.status)) {
-            state.entrances.close(self.endpoint_id);
-        }
         if let Some(live) = state.live.remove(&id) {
+            if !matches!(&result, Ok(response) if (200..300).contains(&response.status)) {
+                state.entrances.close(self.endpoint_id);
+            }
             state.outcomes.push(live.outcome(result));
             if state.outcomes.len() == 1 {
                 shared.ended.notify_one();

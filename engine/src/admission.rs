@@ -154,6 +154,8 @@ struct Standing {
     limit: usize,
     /// How many may be under way: what is claimed beyond that waits.
     granted: usize,
+    /// Of more that were granted before, those that have not ended.
+    held: usize,
     rate: Option<(f64, Bucket)>,
     breaker_is_closed: bool,
     last: Option<Quality>,
@@ -169,6 +171,7 @@ impl Standing {
             window: Window::starting_at(FIRST_WINDOW),
             limit: DEFAULT_LIMIT,
             granted: 0,
+            held: 0,
             rate: None,
             breaker_is_closed: true,
             last: None,
@@ -190,6 +193,24 @@ impl Standing {
         }
     }
 
+    /// Of so many that are claimed, those that may be under way.
+    fn under_way(&self, out: usize) -> usize {
+        out.min(self.granted.max(self.held))
+    }
+
+    /// So many more than it has, of what it may have.
+    fn grant(&mut self, more: usize, in_flight: usize) {
+        self.granted = in_flight.min(self.granted) + more;
+    }
+
+    fn narrow(&mut self) {
+        let most = self.window();
+        if self.granted > most {
+            self.held = self.held.max(self.granted);
+            self.granted = most;
+        }
+    }
+
     /// What it takes, so many at a time, while it is claimed ahead for.
     fn ahead(&self, ahead: Duration, under_way: usize) -> usize {
         let usual = match self.usual {
@@ -206,6 +227,7 @@ pub struct Admission {
     ahead: Duration,
     standings: HashMap<i32, Standing>,
     rotation: usize,
+    widened: Vec<i32>,
 }
 
 /// An endpoint that has something due.
@@ -222,6 +244,7 @@ impl Admission {
             ahead: AHEAD,
             standings: HashMap::new(),
             rotation: 0,
+            widened: Vec::new(),
         }
     }
 
@@ -249,6 +272,7 @@ impl Admission {
             standing.window = Window::starting_at(1.0);
         }
         standing.breaker_is_closed = due.breaker_is_closed;
+        standing.narrow();
     }
 
     pub fn knows(&self, endpoint_id: i32) -> bool {
@@ -298,6 +322,7 @@ impl Admission {
     ) {
         let standing = self.standing(endpoint_id, now);
         standing.last = Some(quality);
+        standing.held = standing.held.saturating_sub(1);
         match quality {
             Quality::Good => {
                 let usual = standing.usual.unwrap_or(took);
@@ -307,7 +332,7 @@ impl Admission {
             Quality::Overloaded => {
                 let began = now.checked_sub(took).unwrap_or(claimed);
                 standing.window.shrink(began, now);
-                standing.granted = standing.granted.min(standing.window());
+                standing.narrow();
             }
             Quality::Bad => {}
         }
@@ -356,6 +381,8 @@ impl Admission {
             .map(|(endpoint_id, out)| self.under_way(endpoint_id, out))
             .sum();
         let mut free = self.most.saturating_sub(under_way);
+        let is_crowded =
+            under_way > self.most || free < asking.len() && self.some_lack(&asking, ledger, now);
         let mut free_ahead = MOST_AHEAD.saturating_sub(ledger.out() - under_way);
         let mut free_to_unproven = (self.most / 2).saturating_sub(self.unproven_out(ledger, now));
         let others_wait = asking.len() > 1;
@@ -373,7 +400,7 @@ impl Admission {
             let ahead = self.ahead;
             let standing = self.standing(endpoint_id, now);
             let is_proven = standing.is_proven(ledger.oldest_to(endpoint_id), now);
-            let under_way = in_flight.min(standing.granted);
+            let under_way = standing.under_way(in_flight);
             let mut window = standing.window();
             let mut most = fair;
             if !is_proven {
@@ -393,32 +420,52 @@ impl Admission {
                 true => most.min(usize::from(in_flight == 0)),
             };
             let waiting = in_flight - under_way;
-            let ahead = match is_proven && !is_guarded && !is_full {
+            let ahead = match is_proven && !is_guarded && !is_full && !is_crowded {
                 true => (standing.ahead(ahead, under_way + more)).min(waiting + free_ahead),
                 false => 0,
             };
             let count = (more + ahead).saturating_sub(waiting);
             if byte_room > 0 && (count > 0 || is_guarded) {
-                standing.granted = under_way + more;
+                standing.grant(more, in_flight);
                 wishes.push(Wish {
                     endpoint_id,
                     count,
                     byte_room,
                 });
-                free -= more;
                 free_ahead -= ahead.saturating_sub(waiting);
-                if !is_proven {
-                    free_to_unproven -= more;
-                }
+            } else if more > 0 {
+                standing.grant(more, in_flight);
+                self.widened.push(endpoint_id);
+            } else {
+                continue;
+            }
+            free -= more;
+            if !is_proven {
+                free_to_unproven -= more;
             }
         }
         wishes
     }
 
+    /// Endpoints that got room for requests that wait already, since this was asked last.
+    pub fn take_widened(&mut self) -> Vec<i32> {
+        std::mem::take(&mut self.widened)
+    }
+
+    /// Whether one of these has less than its part of all. While there is no room for it, the others claim nothing ahead:
+    /// else a request of theirs that ends would always be followed by one that waits.
+    fn some_lack(&mut self, asking: &[Asking], ledger: &Ledger, now: Instant) -> bool {
+        let part = self.most / asking.len();
+        asking.iter().any(|asking| {
+            let window = self.standing(asking.endpoint_id, now).window();
+            ledger.out_to(asking.endpoint_id) < part.min(window)
+        })
+    }
+
     /// Of what is claimed for an endpoint.
     fn under_way(&self, endpoint_id: i32, out: usize) -> usize {
         let standing = self.standings.get(&endpoint_id);
-        standing.map_or(out, |standing| out.min(standing.granted))
+        standing.map_or(out, |standing| standing.under_way(out))
     }
 
     fn unproven_out(&self, ledger: &Ledger, now: Instant) -> usize {

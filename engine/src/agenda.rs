@@ -222,6 +222,10 @@ impl Agenda {
             })
     }
 
+    pub fn is_changed(&self, id: i32) -> bool {
+        self.changed.contains(&id)
+    }
+
     /// Endpoints to be asked about.
     pub fn changed(&self) -> impl Iterator<Item = i32> {
         self.changed.iter().copied()

@@ -13,7 +13,7 @@ use crate::housekeeping::Housekeeping;
 use crate::ledger::{Ending, Ledger};
 use crate::settling::{self, Settling};
 use crate::shares::Ring;
-use crate::store::{BEGINNING, Exchanged, Store, Wishes};
+use crate::store::{BEGINNING, Due, Exchanged, Store, Wishes};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
@@ -133,6 +133,9 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 
     pub fn hold(&mut self, hold: Option<Hold>) {
+        if hold.is_some() && self.hold.is_none() {
+            self.withdraw_waiting();
+        }
         self.hold = hold;
     }
 
@@ -314,7 +317,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             let begun = Instant::now();
             let page = self.store.agenda(after, agenda::PAGE)?;
             for due in &page.due {
-                self.admission.learn(due, now);
+                self.learn(due, now);
             }
             let took = begun.elapsed();
             self.agenda
@@ -346,6 +349,11 @@ impl<S: Store, W: Wire> Engine<S, W> {
             true => (self.admission).wishes(asking, &self.ledger, &self.budget, now),
             false => Vec::new(),
         };
+        let widened = self.admission.take_widened().into_iter();
+        let limits: Vec<_> = widened.map(|id| (id, self.admission.limit(id))).collect();
+        if !limits.is_empty() {
+            self.wire.submit(&limits, Vec::new());
+        }
         if cautious {
             // One at a time, each turn another one: what cannot be claimed must not stop the rest.
             wishes.truncate(1);
@@ -382,14 +390,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.ledger.put_back(endings.into_iter().filter(locked));
 
         for due in &exchanged.due {
-            let was_closed = self.admission.breaker_is_closed(due.endpoint_id);
-            self.admission.learn(due, now);
+            self.learn(due, now);
             self.agenda.learn(due, now);
-            let has_opened = was_closed && !due.breaker_is_closed;
-            let is_served = due.position.is_some();
-            if (has_opened || !is_served) && self.ledger.out_to(due.endpoint_id) > 0 {
-                self.withdraw(|key| key.endpoint_id == due.endpoint_id);
-            }
         }
 
         let mut got: HashMap<i32, Got> = HashMap::new();
@@ -432,6 +434,26 @@ impl<S: Store, W: Wire> Engine<S, W> {
             pause = pause.min(LOCKED_RETRY);
         }
         pause
+    }
+
+    /// What waits for an endpoint that nothing is sent to now, or that is another one, is given back.
+    fn learn(&mut self, due: &Due, now: Instant) {
+        let id = due.endpoint_id;
+        let was_closed = self.admission.breaker_is_closed(id);
+        let earlier_limit = self.admission.limit(id);
+        self.admission.learn(due, now);
+        if self.ledger.out_to(id) == 0 {
+            return;
+        }
+        let has_opened = was_closed && !due.breaker_is_closed;
+        let is_served = due.position.is_some();
+        if has_opened || !is_served || self.agenda.is_changed(id) {
+            self.withdraw(|key| key.endpoint_id == id);
+        }
+        let limit = self.admission.limit(id);
+        if limit != earlier_limit {
+            self.wire.submit(&[(id, limit)], Vec::new());
+        }
     }
 
     /// Gives back what has not gone out yet, of these claims.

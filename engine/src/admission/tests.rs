@@ -98,6 +98,17 @@ impl Scene {
         }
     }
 
+    /// Ends one request to this endpoint, the one that began first.
+    fn end_one(&mut self, endpoint: i32, quality: Quality) {
+        let keys = self.ledger.keys_out().into_iter();
+        let first = keys
+            .filter(|key| key.endpoint_id == endpoint)
+            .min_by_key(|key| key.event_id);
+        let flight = self.ledger.end(Ending::released(first.unwrap())).unwrap();
+        let took = Duration::from_millis(10);
+        (self.admission).note(endpoint, quality, flight.begun, took, self.now);
+    }
+
     fn round(&mut self, endpoint: i32, quality: Quality) -> usize {
         let claimed = self.claim(&[endpoint]).get(&endpoint).copied();
         self.pass(100);
@@ -492,4 +503,84 @@ fn a_probe_waits_for_no_request_that_hangs() {
     };
     scene.learn(1, open);
     assert_eq!(scene.admission.limit(1), usize::MAX);
+}
+
+/// An endpoint with a window of twenty, and as many again that wait, where twenty are all.
+fn a_busy_one() -> Scene {
+    let mut scene = Scene::ahead(20);
+    let twenty = Due {
+        max_in_flight: Some(20),
+        ..CLOSED
+    };
+    scene.learn(1, twenty);
+    for _ in 0..10 {
+        scene.claim(&[1]);
+        scene.pass(10);
+        scene.end(1, Quality::Good);
+    }
+    scene.claim(&[1]);
+    assert_eq!((scene.ledger.out(), scene.admission.limit(1)), (60, 20));
+    scene
+}
+
+#[test]
+fn a_backlog_that_is_claimed_ahead_leaves_room_for_others() {
+    let mut scene = a_busy_one();
+    scene.proven(2);
+    let mut ended = 0;
+    while scene.claim(&[1, 2]).get(&2).is_none() {
+        scene.end_one(1, Quality::Good);
+        ended += 1;
+    }
+    assert_eq!(ended, 41, "those that waited, and one");
+    for _ in 0..40 {
+        scene.end_one(1, Quality::Good);
+        scene.claim(&[1, 2]);
+    }
+    assert!(scene.ledger.out_to(2) >= 10, "half of all");
+}
+
+#[test]
+fn a_limit_that_is_lowered_counts_at_once_and_requests_beyond_it_take_room_until_they_end() {
+    let mut scene = a_busy_one();
+    let two = Due {
+        max_in_flight: Some(2),
+        ..CLOSED
+    };
+    scene.learn(1, two);
+    assert_eq!(scene.admission.limit(1), 2);
+    scene.proven(2);
+    assert_eq!(scene.wish(2), 0, "twenty are under way");
+    for _ in 0..5 {
+        scene.end_one(1, Quality::Good);
+    }
+    scene.wish(2);
+    assert_eq!(scene.admission.limit(2), 5);
+}
+
+#[test]
+fn fewer_requests_over_all_count_for_an_endpoint_that_is_alone() {
+    let mut scene = a_busy_one();
+    scene.admission.most = 5;
+    for _ in 0..55 {
+        assert_eq!(scene.wish(1), 0);
+        scene.end_one(1, Quality::Good);
+    }
+    assert_eq!(scene.ledger.out(), 5);
+    scene.end_one(1, Quality::Good);
+    assert!(scene.wish(1) > 0);
+}
+
+#[test]
+fn requests_that_wait_get_room_that_comes_back() {
+    let mut scene = a_busy_one();
+    let (claimed, took) = (scene.now, Duration::ZERO);
+    (scene.admission).note(1, Quality::Overloaded, claimed, took, scene.now);
+    assert_eq!(scene.admission.limit(1), 10);
+    for _ in 0..15 {
+        scene.end_one(1, Quality::Good);
+    }
+    assert_eq!(scene.wish(1), 0, "as many wait as may");
+    assert_eq!(scene.admission.take_widened(), [1]);
+    assert_eq!(scene.admission.limit(1), 11);
 }

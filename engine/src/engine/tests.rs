@@ -390,6 +390,21 @@ fn queues_are_read_from_where_they_were_read_to_also_where_nothing_is_wished_for
 }
 
 #[test]
+fn a_sender_that_is_held_gives_back_requests_that_have_not_gone_out() {
+    let mut engine = engine(Scripted {
+        agenda: vec![due(true)],
+        ..Scripted::default()
+    });
+    engine.store.answers.push_back(Ok(claims(3)));
+    engine.turn().unwrap();
+    assert_eq!(engine.in_flight(), 3);
+    engine.hold(Some(Hold::Claiming));
+    engine.turn().unwrap();
+    assert_eq!(engine.in_flight(), 0);
+    assert_eq!(engine.store.asked.last().unwrap().endings.len(), 3);
+}
+
+#[test]
 fn an_endpoint_that_has_changed_is_asked_about_before_anything_is_claimed_of_it() {
     let mut engine = engine(Scripted::default());
     engine.turn().unwrap();

@@ -76,6 +76,28 @@ fn endpoints_that_hang_get_half_of_all_requests_at_most() {
 }
 
 #[test]
+fn a_backlog_that_is_claimed_ahead_keeps_nobody_waiting() {
+    const ALL: usize = 10;
+    const ANSWERED: usize = 50;
+    let cluster = Cluster::builder()
+        .setting(&format!("webhook.max_in_flight = {ALL}"))
+        .start();
+    let (database, receiver) = (cluster.database("backlog"), Receiver::start());
+    database.add_endpoint_with("busy", &receiver.url("/busy"), "event_types => '{busy}'");
+    database.add_endpoint_with("other", &receiver.url("/other"), "event_types => '{other}'");
+    receiver.hold_after("/busy", ANSWERED);
+    emit(&database, "busy", 500);
+    receiver.wait_for_requests_to("/busy", ANSWERED + ALL);
+    emit(&database, "other", 1);
+    // The backlog ends one by one: those on the wire, and twice as many that wait at most.
+    for ended in 1..=4 * ALL {
+        receiver.hold_after("/busy", ANSWERED + ended);
+        receiver.wait_for_requests(ANSWERED + ALL + ended);
+    }
+    receiver.wait_for_requests_to("/other", 1);
+}
+
+#[test]
 fn a_new_worker_knows_who_has_answered_before_it() {
     let cluster = Cluster::builder()
         .setting("webhook.max_in_flight = 10")

@@ -52,6 +52,20 @@ fn what_is_in_flight_when_it_is_paused_is_finished_and_its_retry_waits() {
 
 #[test]
 fn a_pause_gives_back_deliveries_that_were_claimed_ahead() {
+    gives_back_deliveries_that_were_claimed_ahead("SELECT webhook_pause('orders')");
+}
+
+#[test]
+fn a_pause_that_meets_a_look_at_all_endpoints_gives_back_too() {
+    gives_back_deliveries_that_were_claimed_ahead(
+        "BEGIN;
+         SELECT webhook_pause('orders');
+         UPDATE webhook.delivery SET status = 'PENDING' WHERE false;
+         COMMIT",
+    );
+}
+
+fn gives_back_deliveries_that_were_claimed_ahead(pause: &str) {
     let database = database();
     let receiver = orders(&database, "");
     database.execute("SELECT webhook_set_endpoint('orders', max_in_flight => 4)");
@@ -69,7 +83,7 @@ fn a_pause_gives_back_deliveries_that_were_claimed_ahead() {
     receiver.wait_for_requests(54);
     database.wait_until(&format!("SELECT ({sending}) > 4"));
 
-    database.execute("SELECT webhook_pause('orders')");
+    database.execute(pause);
     database.wait_until(&format!("SELECT ({sending}) = 4"));
     receiver.release("/orders");
     database.wait_until(&format!("SELECT ({sending}) = 0"));

@@ -1,6 +1,7 @@
 //! An upgrade with requests in flight, deliveries queued and events coming, on each host: every event arrives once.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
@@ -67,14 +68,21 @@ fn upgrade_in_flight(database: &Database, statement: &str, upgrade: impl FnOnce(
     }
     receiver.wait_for_requests(FIRST_WINDOW);
 
+    let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
-        let upgrading = scope.spawn(upgrade);
-        // The upgrade of an extension waits for the requests of the worker.
+        let upgrading = scope.spawn(|| {
+            upgrade();
+            is_done.store(true, Ordering::Release);
+        });
+        // The upgrade of an extension waits for the requests of the worker; one that waits for nothing may not be seen.
         scope.spawn(|| {
-            database.wait_until(&format!(
+            let seen = format!(
                 "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
                                 AND pid <> pg_backend_pid() AND query LIKE '{statement}')"
-            ));
+            );
+            wait::until_true("the upgrade to be under way", || {
+                is_done.load(Ordering::Acquire) || database.query_one_value(&seen)
+            });
             receiver.release("/orders");
         });
         while !upgrading.is_finished() {
