@@ -182,6 +182,7 @@ fn outcomes_of_a_lost_answer_are_settled_again_and_change_nothing() {
     receiver.hold("/good");
     receiver.hold("/bad");
     sender.turn_until("four requests", |sender| sender.engine.in_flight() == 4);
+    receiver.wait_for_requests(4);
     receiver.release("/good");
     receiver.release("/bad");
     sender.collect();
