@@ -206,11 +206,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
                 failed.insert(endpoint_id);
             }
         }
-        if !failed.is_empty() {
-            let limit = |id: i32| (id, self.admission.limit(id));
-            let limits: Vec<_> = failed.into_iter().map(limit).collect();
-            self.wire.submit(&limits, Vec::new());
-        }
+        self.tell_limits(failed);
     }
 
     fn after(&mut self, trouble: Trouble) -> Result<Duration, End> {
@@ -349,11 +345,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
             true => (self.admission).wishes(asking, &self.ledger, &self.budget, now),
             false => Vec::new(),
         };
-        let widened = self.admission.take_widened().into_iter();
-        let limits: Vec<_> = widened.map(|id| (id, self.admission.limit(id))).collect();
-        if !limits.is_empty() {
-            self.wire.submit(&limits, Vec::new());
-        }
+        let widened = self.admission.take_widened();
+        self.tell_limits(widened);
         if cautious {
             // One at a time, each turn another one: what cannot be claimed must not stop the rest.
             wishes.truncate(1);
@@ -450,9 +443,17 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if has_opened || !is_served || self.agenda.is_changed(id) {
             self.withdraw(|key| key.endpoint_id == id);
         }
-        let limit = self.admission.limit(id);
-        if limit != earlier_limit {
-            self.wire.submit(&[(id, limit)], Vec::new());
+        if self.admission.limit(id) != earlier_limit {
+            self.tell_limits([id]);
+        }
+    }
+
+    /// How many requests to these endpoints may be under way from now on.
+    fn tell_limits(&self, endpoints: impl IntoIterator<Item = i32>) {
+        let limit = |id| (id, self.admission.limit(id));
+        let limits: Vec<_> = endpoints.into_iter().map(limit).collect();
+        if !limits.is_empty() {
+            self.wire.submit(&limits, Vec::new());
         }
     }
 
