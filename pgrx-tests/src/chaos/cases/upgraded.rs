@@ -2,7 +2,7 @@
 
 use crate::chaos::Stage;
 use crate::chaos::scene::Sender;
-use crate::cluster::Cluster;
+use crate::cluster::{Builder, Cluster};
 use crate::directory::target_directory;
 use crate::receiver::Answer;
 
@@ -14,16 +14,19 @@ pub fn to_18(stage: &mut Stage) {
 }
 
 fn upgraded(stage: &mut Stage, version: u32) {
-    let newer = target_directory().join(format!("postgresql-{version}/bin/pg_config"));
-    let newer = Cluster::builder().purpose("chaos").version_at(&newer);
-    let Some(newer) = newer.filter(|newer| newer.has_library()) else {
+    let Some(newer) = with_server(Cluster::builder().purpose("chaos"), version) else {
         stage.score.not_tested = Some("make install PG=17 and PG=18 first");
         return;
     };
     let mut scene = stage.scene(Sender::Worker);
     if !newer.dumps_plainly(&scene.cluster) {
-        stage.score.not_tested = Some("its pg_dump is older than what this server writes");
-        return;
+        if with_server(Cluster::builder(), 15).is_none() {
+            stage.score.not_tested = Some("make older15 first");
+            return;
+        }
+        scene = stage.scene_with(Sender::Worker, |builder| {
+            with_server(builder, 15).expect("the older server is still there")
+        });
     }
     scene.receiver.respond("/dead", |_, _| Answer::status(400));
     let url = scene.receiver.url("/dead");
@@ -55,4 +58,11 @@ fn upgraded(stage: &mut Stage, version: u32) {
     scene.database.execute("CALL webhook_replay_all('dead')");
     scene.database.wait_for_status(dead, "SENT");
     stage.reconcile(scene);
+}
+
+/// A server of this version, with our library, beside the one that is tested.
+fn with_server(builder: Builder, version: u32) -> Option<Builder> {
+    let pg_config = target_directory().join(format!("postgresql-{version}/bin/pg_config"));
+    let builder = builder.version_at(&pg_config);
+    builder.filter(Builder::has_library)
 }
