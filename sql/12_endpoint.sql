@@ -270,12 +270,12 @@ ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER forget_removed_endpoint;
 CREATE OR REPLACE FUNCTION webhook.wake_for_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM webhook.wake_endpoint(-NEW.id, now());
+    PERFORM webhook.wake_endpoint(-OLD.id, now());
     RETURN NULL;
 END $$;
 
--- Resumed, adopted or given other limits: the worker asks for it at once.
-CREATE OR REPLACE TRIGGER wake AFTER UPDATE ON webhook.endpoint
+-- Resumed, adopted or given other limits: the worker asks for it at once. Removed: the worker withdraws requests that wait.
+CREATE OR REPLACE TRIGGER wake AFTER UPDATE OR DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.wake_for_endpoint();
 
 CREATE OR REPLACE FUNCTION webhook.require_endpoint(address text) RETURNS int

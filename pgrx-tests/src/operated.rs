@@ -21,6 +21,29 @@ pub fn orders(database: &Database, policy: &str) -> Receiver {
     receiver
 }
 
+pub const SENDING: &str = "SELECT count(*) FROM webhook.delivery WHERE status = 'SENDING'";
+
+/// The endpoint `orders` after 54 requests: the receiver holds the last 4, more deliveries are claimed and wait for
+/// their turn, and 26 of 80 have not arrived.
+#[track_caller]
+pub fn orders_claimed_ahead(database: &Database) -> Receiver {
+    let receiver = orders(database, "");
+    database.execute("SELECT webhook_set_endpoint('orders', max_in_flight => 4)");
+    let emit = |count: usize| {
+        database.execute(&format!(
+            "SELECT webhook_emit('order.created') FROM generate_series(1, {count})"
+        ));
+    };
+    emit(50);
+    receiver.wait_for_requests(50);
+    wait_for_empty_queue(database);
+    receiver.hold("/orders");
+    emit(30);
+    receiver.wait_for_requests(54);
+    database.wait_until(&format!("SELECT ({SENDING}) > 4"));
+    receiver
+}
+
 /// From now on.
 pub fn answer(receiver: &Receiver, status: u16) {
     receiver.respond("/orders", move |_, _| Answer::status(status));

@@ -4,7 +4,8 @@ use postgres::error::SqlState;
 use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::operated::{
-    answer, assert_that, fail, orders, wait_for, wait_for_a_witness, wait_for_empty_queue,
+    SENDING, answer, assert_that, fail, orders, orders_claimed_ahead, wait_for, wait_for_a_witness,
+    wait_for_empty_queue,
 };
 use webhook_e2e::{Cluster, Database, Receiver};
 
@@ -67,26 +68,11 @@ fn a_pause_that_meets_a_look_at_all_endpoints_gives_back_too() {
 
 fn gives_back_deliveries_that_were_claimed_ahead(pause: &str) {
     let database = database();
-    let receiver = orders(&database, "");
-    database.execute("SELECT webhook_set_endpoint('orders', max_in_flight => 4)");
-    let sending = "SELECT count(*) FROM webhook.delivery WHERE status = 'SENDING'";
-    let emit = |count: usize| {
-        database.execute(&format!(
-            "SELECT webhook_emit('order.created') FROM generate_series(1, {count})"
-        ));
-    };
-    emit(50);
-    receiver.wait_for_requests(50);
-    wait_for_empty_queue(&database);
-    receiver.hold("/orders");
-    emit(30);
-    receiver.wait_for_requests(54);
-    database.wait_until(&format!("SELECT ({sending}) > 4"));
-
+    let receiver = orders_claimed_ahead(&database);
     database.execute(pause);
-    database.wait_until(&format!("SELECT ({sending}) = 4"));
+    database.wait_until(&format!("SELECT ({SENDING}) = 4"));
     receiver.release("/orders");
-    database.wait_until(&format!("SELECT ({sending}) = 0"));
+    database.wait_until(&format!("SELECT ({SENDING}) = 0"));
     wait_for_a_witness(&database);
     assert_eq!(receiver.request_count(), 54);
     database.execute("SELECT webhook_resume('orders')");

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use uuid::Uuid;
+use webhook_e2e::operated::{SENDING, orders_claimed_ahead, wait_for_a_witness};
 use webhook_e2e::{Answer, Cluster, Database, Receiver};
 
 use super::endpoints::{assert_refused, database, written};
@@ -41,6 +42,18 @@ fn removing_an_endpoint_can_dead_letter_what_is_pending() {
     assert_eq!(delivery_of(&database, event), failed);
     let dead: i64 = database.query_one_value("SELECT count(*) FROM webhook.dead_letter");
     assert_eq!(dead, 1);
+}
+
+#[test]
+fn a_removed_endpoint_gets_no_request_that_was_claimed_ahead() {
+    let database = database();
+    let receiver = orders_claimed_ahead(&database);
+    database.execute("SELECT webhook_remove_endpoint('orders')");
+    wait_for_a_witness(&database);
+    receiver.release("/orders");
+    database.wait_until(&format!("SELECT ({SENDING}) = 0"));
+    wait_for_a_witness(&database);
+    assert_eq!(receiver.request_count(), 54);
 }
 
 #[test]
