@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION webhook.attempt_reasons() RETURNS jsonb LANGUAGE sql 
     "invalid_response": "the answer is not HTTP, or its headers exceed 16 kB",
     "blocked":          "the address, the port or plain http is not allowed",
     "invalid_request":  "the URL, a header, the secret or the template cannot be used",
-    "invalid_event":    "a value of the event cannot be in a header; no failure of the endpoint",
+    "invalid_event":    "the event''s values make a header or a body that cannot be sent; no failure of the endpoint",
     "local":            "the worker itself was in trouble: memory, file descriptors, ports"
 }';
 

@@ -66,6 +66,10 @@ impl Failure {
         Failure::new(FailureKind::InvalidRequest, message)
     }
 
+    pub(crate) fn invalid_event(message: impl Into<String>) -> Failure {
+        Failure::new(FailureKind::InvalidEvent, message)
+    }
+
     pub(crate) fn out_of_memory() -> Failure {
         Failure::new(FailureKind::Local, "not enough memory for the request")
     }

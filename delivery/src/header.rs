@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::attempt::Attempt;
 use crate::body;
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::template::{MISSING, Part, Paths, Problem, path, split};
 use signature::Signature;
 
@@ -120,7 +120,7 @@ pub(crate) fn render(
         size += name.as_str().len() + value.len();
         if size > MAX_HEADERS {
             let message = format!("the headers are larger than {} kB", MAX_HEADERS >> 10);
-            return Err(Failure::new(FailureKind::InvalidEvent, message));
+            return Err(Failure::invalid_event(message));
         }
         rendered.append(name, value);
     }
@@ -167,8 +167,7 @@ impl Template {
         name: &HeaderName,
         moment: &Moment<'_>,
     ) -> Result<Option<HeaderValue>, Failure> {
-        let fails =
-            |why: &str| Failure::new(FailureKind::InvalidEvent, format!("header {name} {why}"));
+        let fails = |why: &str| Failure::invalid_event(format!("header {name} {why}"));
         let too_large = || fails(&format!("is larger than {} kB", MAX_VALUE >> 10));
         let found = match moment.event {
             Some(event) => self.paths.find(event),

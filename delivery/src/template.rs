@@ -117,7 +117,7 @@ impl Template {
                 Piece::Text(number) => push_text(&mut body, found[*number])?,
             }
             if body.len() > MAX_BODY {
-                return Err(Failure::invalid_request(format!(
+                return Err(Failure::invalid_event(format!(
                     "the rendered template is larger than {} MB",
                     MAX_BODY >> 20
                 )));

@@ -139,11 +139,13 @@ fn a_broken_template_is_an_invalid_request_that_does_not_show_it() {
 }
 
 #[test]
-fn a_template_that_grows_beyond_all_bounds_is_an_invalid_request() {
+fn a_template_that_grows_beyond_all_bounds_is_an_invalid_event() {
     let mut attempt = attempt_in(template(&format!("[{}1]", r#""{{data}}", "#.repeat(20))));
     attempt.payload = format!("\"{}\"", "a".repeat(1 << 20));
+    let failure = render(&attempt).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::InvalidEvent);
     assert_eq!(
-        refusal(&attempt),
+        failure.message,
         "the rendered template is larger than 16 MB"
     );
 }

@@ -327,8 +327,10 @@ fn a_template_that_grows_too_large_fails_at_once() {
     let error = "the rendered template is larger than 16 MB".to_owned();
     assert_eq!(
         last_error(&database, event),
-        (error, 1, "invalid_request".to_owned())
+        (error, 1, "invalid_event".to_owned())
     );
+    let failures = "SELECT coalesce(sum(consecutive_failures), 0) FROM webhook.breaker";
+    assert_eq!(database.query_one_value::<i64>(failures), 0);
 
     set_template(&database, json!(["{{data}}", "{{data}}"]));
     database.execute(&format!("SELECT webhook_replay('{event}')"));
