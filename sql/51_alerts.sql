@@ -84,7 +84,8 @@ BEGIN
             WHEN 'opened' THEN format('circuit breaker opened: %s', alert.error)
             WHEN 'closed' THEN 'circuit breaker closed'
             WHEN 'disabled' THEN format('disabled (%s): %s', alert.reason, alert.error)
-            WHEN 'failed' THEN format('%s more deliveries failed, the last: %s', alert.deliveries, alert.error)
+            WHEN 'failed' THEN format('%s since the last alert, the last: %s',
+                CASE alert.deliveries WHEN 1 THEN 'a delivery failed' ELSE alert.deliveries || ' deliveries failed' END, alert.error)
             WHEN 'raised' THEN format('alert: %s', alert.error)
             WHEN 'cleared' THEN format('alert is over: %s', alert.error)
         END;

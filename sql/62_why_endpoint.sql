@@ -95,11 +95,12 @@ BEGIN
 
     IF b.state = 'CLOSED' AND b.consecutive_failures > 0 THEN
         sentences := sentences || format(
-            'The endpoint has failed %s in a row%s%s.',
-            CASE b.consecutive_failures WHEN 1 THEN 'once' ELSE b.consecutive_failures || ' times' END,
-            ', last at ' || webhook.time_in_words(b.last_failure_at),
+            '%s%s%s.',
+            CASE b.consecutive_failures WHEN 1 THEN 'The last attempt failed'
+                                        ELSE format('The last %s attempts failed', b.consecutive_failures) END,
+            ', at ' || webhook.time_in_words(b.last_failure_at),
             CASE WHEN p.failure_threshold > b.consecutive_failures THEN
-                format('; at %s %s', p.failure_threshold,
+                format('; after %s failures in a row %s', p.failure_threshold,
                        CASE p.on_trip WHEN 'disable' THEN 'it is disabled' ELSE 'its circuit breaker opens' END) END);
     END IF;
 

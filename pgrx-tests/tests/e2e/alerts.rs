@@ -118,7 +118,7 @@ fn each_kind_is_told_once_by_notify_in_the_log_and_as_an_event() {
         ),
         ("circuit breaker closed", ""),
         (
-            "1 more deliveries failed, the last: HTTP 404",
+            "a delivery failed since the last alert, the last: HTTP 404",
             "webhook.failed",
         ),
     ];
@@ -454,7 +454,7 @@ fn an_alert_says_what_happened_then_and_not_what_came_after() {
     assert_eq!(
         said,
         [
-            "3 more deliveries failed, the last: HTTP 503",
+            "3 deliveries failed since the last alert, the last: HTTP 503",
             "circuit breaker closed",
             "circuit breaker opened: 3 failures in a row, the last: HTTP 503",
             "disabled (exhausted): HTTP 500",

@@ -266,7 +266,10 @@ fn a_breaker_that_has_closed_says_how_its_endpoint_is_drained() {
     told_of_both(
         &mut story,
         event,
-        &["3 times in a row", "at 5 its circuit breaker opens"],
+        &[
+            "The last 3 attempts failed",
+            "after 5 failures in a row its circuit breaker opens",
+        ],
     );
 }
 
@@ -277,19 +280,28 @@ fn an_endpoint_that_fails_says_how_near_its_breaker_is() {
         (
             "failure_threshold = 5",
             1,
-            &["once in a row", "at 5 its circuit breaker opens"][..],
+            &[
+                "The last attempt failed, at",
+                "after 5 failures in a row its circuit breaker opens",
+            ][..],
         ),
         (
             "failure_threshold = 5",
             4,
-            &["4 times in a row", "at 5 its circuit breaker opens"],
+            &[
+                "The last 4 attempts failed",
+                "after 5 failures in a row its circuit breaker opens",
+            ],
         ),
         (
             "failure_threshold = 50, on_trip = 'disable'",
             2,
-            &["2 times", "at 50 it is disabled"],
+            &[
+                "The last 2 attempts failed",
+                "after 50 failures in a row it is disabled",
+            ],
         ),
-        ("failure_threshold = 0", 7, &["7 times in a row"]),
+        ("failure_threshold = 0", 7, &["The last 7 attempts failed"]),
     ] {
         story.rewind();
         story.policy(policy);
@@ -303,7 +315,7 @@ fn an_endpoint_that_fails_says_how_near_its_breaker_is() {
     story.rewind();
     let event = story.emit();
     story.breaker("consecutive_failures", "0");
-    assert_not_told(&story.told(event), "The endpoint");
+    assert_not_told(&story.told(event), "The last");
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn a_dead_letter_says_what_was_tried_and_how_to_replay_it() {
         assert_told(&told, &[attempt, " ms: HTTP 500"]);
     }
     assert_told(&told, &["FAILED", "3 of 3", "HTTP 500"]);
-    assert_told(&told, &["4 times in a row"]);
+    assert_told(&told, &["The last 4 attempts failed"]);
     let replay = format!("SELECT webhook_replay('{exhausted}', 'shop''s')");
     assert_told(&told, &["webhook.dead_letter", &replay]);
     assert_not_told(&told, "not tried again");
