@@ -85,17 +85,51 @@ CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, pa
             (NULL, 'level', 'emit, read, operate, admin or relay.');
     END;
 
-CREATE OR REPLACE FUNCTION webhook.parameters_of(routine regprocedure) RETURNS TABLE (parameter text, meaning text)
+-- The meaning of each column that a function of the API returns.
+CREATE OR REPLACE FUNCTION webhook.result_columns() RETURNS TABLE (function text, name text, meaning text)
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+        VALUES
+            ('webhook_set_endpoint', 'id', 'The number of the endpoint, which deliveries refer to.'),
+            ('webhook_set_endpoint', 'secret', 'The signing secret that the extension made, for the receiver; null where it made none.'),
+            ('webhook_set_endpoint', 'changed', 'The columns that have another value now; created for a new endpoint.'),
+            ('webhook_preview', 'url', 'Where the request would go.'),
+            ('webhook_preview', 'headers', 'Its headers, those of the signature included.'),
+            ('webhook_preview', 'body', 'Its body.'),
+            ('webhook_status', 'database', 'This database.'),
+            ('webhook_status', 'health', 'ok, warning or critical: the worst of the problems that reason names.'),
+            ('webhook_status', 'state', 'running; or why nothing is sent: held, disabled, no worker, not preloaded, no relay and the like.'),
+            ('webhook_status', 'reason', 'Every problem, in sentences; null where there is none.'),
+            ('webhook_status', 'worker_pid', 'The process id of the worker; null where there is none.'),
+            ('webhook_status', 'in_flight', 'Requests on the wire, of the worker and of relays.'),
+            ('webhook_status', 'queued', 'Deliveries in the queue; counts end at 10,000.'),
+            ('webhook_status', 'due', 'Of these, deliveries that could be sent now.'),
+            ('webhook_status', 'more', 'Whether there are more than are counted.'),
+            ('webhook_status', 'oldest_due', 'How long the oldest of these has been due.'),
+            ('webhook_status', 'queued_bytes', 'Bytes of the payloads of queued deliveries, estimated.'),
+            ('webhook_status', 'retention_lag', 'How far deletion is behind the settings of retention.'),
+            ('webhook_status', 'last_error', 'The last error of the worker itself.'),
+            ('webhook_status', 'last_error_at', 'When it happened.'),
+            ('webhook_status', 'senders', 'The senders at work: kind, host, version, since, in_flight, shares.');
+    END;
+
+-- Parameters and result columns, in the order of the signature.
+CREATE OR REPLACE FUNCTION webhook.parameters_of(routine regprocedure)
+    RETURNS TABLE (parameter text, meaning text, is_result boolean)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
-        SELECT n.name, m.meaning
+        SELECT n.name, coalesce(r.meaning, m.meaning), n.is_result
         FROM pg_catalog.pg_proc p
-        CROSS JOIN LATERAL unnest(p.proargnames) WITH ORDINALITY AS n (name, ordinal)
+        CROSS JOIN LATERAL (
+            SELECT a.name, a.ordinal, coalesce(p.proargmodes[a.ordinal] IN ('o', 't'), false) AS is_result
+            FROM unnest(p.proargnames) WITH ORDINALITY AS a (name, ordinal)
+        ) n
+        LEFT JOIN webhook.result_columns() r ON n.is_result AND r.function = p.proname AND r.name = n.name
         LEFT JOIN LATERAL (
             SELECT k.meaning FROM webhook.parameters() k
-            WHERE k.parameter = n.name AND (k.function = p.proname OR k.function IS NULL)
+            WHERE NOT n.is_result AND k.parameter = n.name AND (k.function = p.proname OR k.function IS NULL)
             ORDER BY k.function LIMIT 1
         ) m ON true
-        WHERE p.oid = routine AND (p.proargmodes IS NULL OR p.proargmodes[n.ordinal] IN ('i', 'b'))
+        WHERE p.oid = routine
         ORDER BY n.ordinal;
     END;

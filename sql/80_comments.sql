@@ -160,7 +160,8 @@ COMMENT ON ROUTINE webhook.origin IS 'The origin that endpoints of this installa
 COMMENT ON ROUTINE webhook.own_delay IS 'The delay of a policy after so many attempts, without Retry-After.';
 COMMENT ON ROUTINE webhook.page_of_events IS 'The next events in the order of their emission.';
 COMMENT ON ROUTINE webhook.parameters IS 'The meaning of each parameter of the API.';
-COMMENT ON ROUTINE webhook.parameters_of IS 'The parameters of a function of the API, and what each means.';
+COMMENT ON ROUTINE webhook.result_columns IS 'The meaning of each column that a function of the API returns.';
+COMMENT ON ROUTINE webhook.parameters_of IS 'The parameters and result columns of a function of the API, and what each means.';
 COMMENT ON ROUTINE webhook.pass_turn(of_endpoint integer, of_key text, from_event uuid) IS
     'Passes the turn of an ordering key on to the next delivery.';
 COMMENT ON ROUTINE webhook.pass_turn() IS 'Passes the turn of an ordering key on to the next delivery.';
@@ -502,7 +503,7 @@ COMMENT ON COLUMN webhook.metrics.meaning IS 'The meaning of the figure.';
 
 COMMENT ON COLUMN webhook.failed.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.failed.event_type IS 'The type of the event.';
-COMMENT ON COLUMN webhook.failed.endpoint IS 'Name of the endpoint.';
+COMMENT ON COLUMN webhook.failed.endpoint IS 'The address of the endpoint: its name, or tenant/name.';
 COMMENT ON COLUMN webhook.failed.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.failed.created_at IS 'When the event was emitted.';
 COMMENT ON COLUMN webhook.failed.failed_at IS 'When the delivery failed.';

@@ -102,21 +102,23 @@ fn routines(client: &mut Client, page: &mut String) {
     parameters(client, page, &documented);
 }
 
-/// Of all functions with this name.
+/// Parameters and result columns of all functions with this name.
 fn parameters(client: &mut Client, page: &mut String, function: &str) {
-    let parameters = client.query(
-        "SELECT d.parameter, d.meaning FROM webhook.members() m
-         CROSS JOIN LATERAL webhook.parameters_of(m.routine) WITH ORDINALITY AS d (parameter, meaning, ordinal)
-         WHERE m.name = $1 GROUP BY d.parameter, d.meaning ORDER BY min(d.ordinal), d.parameter",
-        &[&function],
-    );
-    let parameters = parameters.expect("the API is readable");
-    if !parameters.is_empty() {
-        page.push_str("\n| parameter | |\n|---|---|\n");
-    }
-    for parameter in parameters {
-        let (name, meaning) = (text(&parameter, 0), text(&parameter, 1).replace('*', "\\*"));
-        writeln!(page, "| `{name}` | {meaning} |").unwrap();
+    for (title, is_result) in [("parameter", false), ("column", true)] {
+        let parameters = client.query(
+            "SELECT d.parameter, d.meaning FROM webhook.members() m
+             CROSS JOIN LATERAL webhook.parameters_of(m.routine) WITH ORDINALITY AS d (parameter, meaning, is_result, ordinal)
+             WHERE m.name = $1 AND d.is_result = $2 GROUP BY d.parameter, d.meaning ORDER BY min(d.ordinal), d.parameter",
+            &[&function, &is_result],
+        );
+        let parameters = parameters.expect("the API is readable");
+        if !parameters.is_empty() {
+            write!(page, "\n| {title} | |\n|---|---|\n").unwrap();
+        }
+        for parameter in parameters {
+            let (name, meaning) = (text(&parameter, 0), text(&parameter, 1).replace('*', "\\*"));
+            writeln!(page, "| `{name}` | {meaning} |").unwrap();
+        }
     }
 }
 

@@ -114,7 +114,7 @@ fn every_object_has_a_comment_and_those_of_the_api_the_tables() {
 }
 
 #[test]
-fn every_parameter_has_its_meaning_in_the_comment_of_its_function() {
+fn every_parameter_and_result_column_has_its_meaning_in_the_comment_of_its_function() {
     let database = database();
     let without = "
         SELECT p.oid::regprocedure || ': ' || d.parameter
@@ -127,7 +127,11 @@ fn every_parameter_has_its_meaning_in_the_comment_of_its_function() {
         SELECT format('%s: %s', k.function, k.parameter) FROM webhook.parameters() k
         WHERE NOT EXISTS (SELECT FROM webhook.api() a JOIN webhook.members() m USING (name) JOIN pg_proc p ON p.oid = m.routine
                           WHERE a.kind IN ('function', 'procedure') AND k.parameter = ANY (p.proargnames)
-                            AND (k.function = a.name OR k.function IS NULL))";
+                            AND (k.function = a.name OR k.function IS NULL))
+        UNION ALL
+        SELECT format('%s: %s', r.function, r.name) FROM webhook.result_columns() r
+        WHERE NOT EXISTS (SELECT FROM webhook.members() m CROSS JOIN LATERAL webhook.parameters_of(m.routine) d
+                          WHERE m.name = r.function AND d.parameter = r.name AND d.is_result)";
     assert_eq!(list(&database, of_nothing), Vec::<String>::new());
 }
 
