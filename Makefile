@@ -276,9 +276,11 @@ pgxn: ## the archive for the PostgreSQL Extension Network, under target/packages
 	@git archive --format zip --prefix webhook-$(VERSION)/ --add-file $(TARGET)/META.json \
 		--output $(RELEASE)/webhook-$(VERSION).zip HEAD
 
-pgxntest: pgxn ## the META.json of the archive, judged by PGXN's own validator
+pgxntest: pgxn ## the archive as it would be sent: its META.json judged by PGXN's own validator, and the files that it names
 	@[ -x $(TARGET)/pgxn/bin/pgxn_meta ] || cargo install --quiet --root $(TARGET)/pgxn --version 0.7.0 pgxn_meta
-	@$(TARGET)/pgxn/bin/pgxn_meta $(TARGET)/META.json
+	@rm -rf $(TARGET)/pgxn/archive && python3 -m zipfile -e $(RELEASE)/webhook-$(VERSION).zip $(TARGET)/pgxn/archive
+	@cd $(TARGET)/pgxn/archive/webhook-$(VERSION) && $(TARGET)/pgxn/bin/pgxn_meta META.json && \
+		ls webhook.control docs/reference.md Makefile sql/releases/webhook--$(VERSION).sql >/dev/null
 
 release: script ## all packages for PostgreSQL 15 to 18, the archive for PGXN, and SHA256SUMS, under target/packages
 	@cmp -s $(EXTENSION)/webhook--$(VERSION).sql sql/releases/webhook--$(VERSION).sql || \
