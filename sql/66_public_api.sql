@@ -1,9 +1,9 @@
 -- The API as a table: names, the level that a role needs, and a sentence. webhook.privileges(), 80_comments.sql and
--- docs/reference.md are made of it, and a test compares them. A part is a function of schema webhook that callers
--- execute with their own rights: the work of a thin function, a step of a procedure, a function that a view calls.
+-- docs/reference.md come from it, and a test compares them. A part is a function of schema webhook that callers execute with
+-- their own rights: the work of a thin function, a step of a procedure, a function that a view calls.
 --
--- Functions and views only grow: a name that was released keeps its parameters and columns; new ones come
--- last. pgrx-tests/api-*.txt has the names of releases, and a test holds to it.
+-- Functions and views only grow: a released name keeps its parameters and columns; new ones come last. pgrx-tests/api-*.txt
+-- has the names of releases, and a test compares them.
 CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level text, OUT comment text)
     RETURNS SETOF record
     LANGUAGE sql IMMUTABLE
