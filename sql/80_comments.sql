@@ -1,4 +1,4 @@
--- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has those of
+-- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has the sentences of
 -- the API, 67_parameters.sql those of its parameters.
 
 DO $$
