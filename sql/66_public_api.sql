@@ -68,7 +68,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('table', 'endpoint', 'admin',
              'Endpoints: where events are sent. URL, headers and template are for admin alone.'),
             ('table', 'removed_endpoint', 'read',
-             'Endpoints that were removed; their late deliveries are cancelled.'),
+             'Endpoints that were removed; their late deliveries are cancelled or failed.'),
             ('table', 'secret', 'admin', 'Signing secrets, private keys and HMAC secrets of endpoints.'),
             ('table', 'event', 'read', 'Events as they were emitted.'),
             ('table', 'idempotency', 'read',
