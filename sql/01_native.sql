@@ -1,5 +1,5 @@
--- From here on every statement can be run again: an upgrade script is the changes of the tables, and then this file and
--- all that follow.
+-- From here on every statement can be run again: an upgrade script is the changes of the tables, and then this file and all
+-- that follow.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- Functions of the shared library, and of the extension that it is in. sql/portable/01_native.sql has the same functions
@@ -46,7 +46,8 @@ CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_private_key_wrapper';
 
--- Why the settings of this server forbid a URL, as far as can be said without looking its host up; null if they do not.
+-- The reason why the settings of this server forbid a URL, as far as it is known without resolving the host; null if they
+-- allow it.
 CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
@@ -55,7 +56,7 @@ CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'pattern_problem_wrapper';
 
--- By the code that renders templates.
+-- The library answers with the code that renders templates.
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
     RETURNS SETOF record
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
@@ -71,7 +72,7 @@ CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETUR
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
 
--- The request that an attempt would send now, by the code that sends it.
+-- The request that an attempt would send now, made by the code that sends it.
 CREATE OR REPLACE FUNCTION webhook.render_request(
     event_id uuid, event_type text, tenant text, occurred_at text, payload text, earlier_attempts int,
     url text, header_names text[], header_values text[], format text, template text, source text, secrets text[],
@@ -81,7 +82,7 @@ CREATE OR REPLACE FUNCTION webhook.render_request(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
--- Wakes this database's worker when the current transaction commits; true.
+-- Wakes this database's worker when the current transaction commits; returns true.
 CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_wrapper';
@@ -90,23 +91,23 @@ CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) 
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_for_wrapper';
 
--- The same for one endpoint. With a minus, the endpoint itself has changed.
+-- Wakes it for one endpoint. A negative endpoint_id says that the endpoint itself has changed.
 CREATE OR REPLACE FUNCTION webhook.wake_endpoint(endpoint_id int, due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_endpoint_wrapper';
 
--- The same for routes as webhook.routes() has them.
+-- Wakes it for routes as webhook.routes() returns them.
 CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_routes_wrapper';
 
--- The memory of a session for what webhook.routes() has found; null where it knows nothing. It never outlives a change of an
--- endpoint or a policy: src/routes.rs says how.
+-- The routes that this session remembers from webhook.routes(); null if it remembers none. The memory never outlives a change
+-- of an endpoint or a policy: src/routes.rs says how.
 CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'recall_routes_wrapper';
 
--- Endpoint << 32 | max_attempts, where a single endpoint wants the type, and without a filter.
+-- Endpoint << 32 | max_attempts, if a single endpoint wants the type and has no filter.
 CREATE OR REPLACE FUNCTION webhook.recall_only_route(tenant text, event_type text) RETURNS bigint
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'recall_only_route_wrapper';
@@ -115,7 +116,7 @@ CREATE OR REPLACE FUNCTION webhook.remember_routes(tenant text, event_type text,
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'remember_routes_wrapper';
 
--- Has every session forget them, when the current transaction commits.
+-- Makes every session forget its routes when the current transaction commits.
 CREATE OR REPLACE FUNCTION webhook.forget_routes() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'forget_routes_wrapper';
@@ -124,7 +125,7 @@ CREATE OR REPLACE FUNCTION webhook.is_preloaded() RETURNS boolean
     LANGUAGE c STABLE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_preloaded_wrapper';
 
--- No row where there is no worker.
+-- Returns no row if there is no worker.
 CREATE OR REPLACE FUNCTION webhook.worker_report(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int,
     OUT last_error text, OUT last_error_at timestamptz)
@@ -136,9 +137,9 @@ CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RET
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';
 
--- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
--- AFTER, for each row or for each statement. A statement gives its rows in transition tables, of any name; without them, as
--- after TRUNCATE, it is one event without rows.
+-- CREATE TRIGGER calls webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"],
+-- "exclude": ["notes"], ..}'), AFTER, for each row or for each statement. A statement gives its rows in transition tables of
+-- any name; without them, as after TRUNCATE, it is one event without rows.
 CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE c
     AS 'MODULE_PATHNAME', 'webhook_trigger';
@@ -156,14 +157,14 @@ CREATE OR REPLACE FUNCTION webhook.home() RETURNS regnamespace
     LANGUAGE sql STABLE
     RETURN (SELECT x.extnamespace::regnamespace FROM pg_extension x WHERE x.extname = 'webhook');
 
--- Whether this transaction has made the routine a member of the extension, be it after a savepoint, whose xmin is younger; to
--- replace a function leaves its row of pg_depend as it was.
+-- Whether this transaction has made the routine a member of the extension. It goes by pg_depend, whose row stays as it was
+-- when a function is replaced. After a savepoint the xmin of that row is younger than the transaction's id.
 CREATE OR REPLACE FUNCTION webhook.is_new(routine oid) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM pg_depend d
                    WHERE d.classid = 'pg_proc'::regclass AND d.objid = routine AND d.deptype = 'e' AND age(d.xmin) <= 0);
 
--- A setting as somebody has set it, by its name without "webhook."; null where nobody has.
+-- The value that somebody has set, by the name without "webhook."; null if nobody has set one.
 CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN current_setting('webhook.' || name, true);

@@ -1,13 +1,13 @@
--- The identity of the installation. A copy of a database must not repeat the requests of the original, so it has to know that it
--- is one.
+-- The identity of the installation. A copy of a database must not repeat the requests of the original, so it has to know that
+-- it is a copy.
 --
--- The id of an installation is made once, by CREATE EXTENSION, and is a constant in the body of a function that belongs to the
--- extension: no dump, no DML and no publication carries it, and pg_upgrade and physical copies keep it. With the database's OID
--- and webhook.site it makes the origin that endpoints carry. A restore has another id, a TEMPLATE copy another OID, a staging
--- server with a name of its own another site: their workers hold the endpoints until webhook_adopt().
+-- CREATE EXTENSION makes the id of an installation once, as a constant in the body of a function that belongs to the
+-- extension: no dump, no DML and no publication carries it, and pg_upgrade and physical copies keep it. With the database's
+-- OID and webhook.site it makes the origin that endpoints carry. A restore has another id, a TEMPLATE copy another OID, a
+-- staging server with a name of its own another site: their workers hold the endpoints until webhook_adopt().
 --
--- A standby that becomes a server of its own by pg_createsubscriber keeps all three. Its system identifier is new, and its major
--- version is not, as it would be after pg_upgrade: the worker gives it another id when it starts.
+-- A standby that pg_createsubscriber makes a server of its own keeps all three. Its system identifier is new, but its major
+-- version is the same, unlike after pg_upgrade: the worker gives it another id when it starts.
 
 CREATE OR REPLACE FUNCTION webhook.write_installation(new_id uuid) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -28,7 +28,7 @@ BEGIN
     END IF;
 END $$;
 
--- Asked by a worker before it sends anything.
+-- A worker calls this before it sends anything.
 CREATE OR REPLACE FUNCTION webhook.recognise_installation() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -41,7 +41,8 @@ BEGIN
     END IF;
 END $$;
 
--- In plpgsql for the same reason as webhook.policy_of(). A session without the library knows no webhook.site: that is no site.
+-- This is plpgsql for the same reason as webhook.policy_of(). A session without the library knows no webhook.site, which means
+-- no site.
 CREATE OR REPLACE FUNCTION webhook.origin() RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -50,8 +51,8 @@ BEGIN
     FROM webhook.installation() i, pg_database d WHERE d.datname = current_database();
 END $$;
 
--- The protocol between this SQL and the programs that call it. It is another number where a call that they make has changed, and
--- a program that does not speak it delivers nothing and says so (src/protocol.rs).
+-- The version of the protocol between this SQL and the programs that call it. It changes with every change of a call that they
+-- make, and a program with another version delivers nothing and says so (src/protocol.rs).
 CREATE OR REPLACE FUNCTION webhook.protocol() RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN 1;

@@ -1,5 +1,5 @@
--- Codes: the words by which monitors tell what happened. Every verdict and every reason stands in one of these lists and
--- in no other place; tables CHECK them, webhook.code shows them, docs/retries.md and docs/states.md explain them.
+-- Codes: the words that monitors match. Every verdict and every reason stands in one of these lists and in no other place;
+-- tables CHECK them, webhook.code shows them, docs/retries.md and docs/states.md explain them.
 
 CREATE OR REPLACE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "success": "the endpoint took the event; the delivery is SENT",
@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTAB
     "late":    "the claim was over when the outcome came; the outcome is logged and changes nothing"
 }';
 
--- Why an attempt failed; the sender's error beside it tells the details.
+-- The reasons of a failed attempt; the sender's error beside the code tells the details.
 CREATE OR REPLACE FUNCTION webhook.attempt_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "status":           "the endpoint answered with a status that is no success",
     "dns":              "the name of the host does not resolve, or not in time",
@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION webhook.attempt_reasons() RETURNS jsonb LANGUAGE sql 
     "local":            "the worker itself was in trouble: memory, file descriptors, ports"
 }';
 
--- Why a delivery waits for another attempt, failed or was cancelled; what a breaker has last seen.
+-- The reasons why a delivery waits for another attempt, failed or was cancelled, and the last failure of a breaker.
 CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN webhook.attempt_reasons() || jsonb '{
     "circuit_open":     "the circuit breaker was open, and the policy does not hold deliveries",
     "expired":          "expires_at has passed, or the endpoint kept the delivery back for longer than hold_for",
@@ -38,8 +38,8 @@ CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABL
     "coalesced":        "a later event with the same coalesce_key took its place"
 }';
 
--- Why an endpoint was disabled or its breaker closed, in alerts and in endpoint.disabled_reason, where a person may write
--- anything else.
+-- The reasons why an endpoint was disabled or its breaker closed, in alerts and in endpoint.disabled_reason. A person may
+-- write any other text there.
 CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "gone":      "the endpoint answered with a status of disable_status, as HTTP 410 is",
     "exhausted": "all attempts of a delivery failed, under on_exhausted = disable",
@@ -47,9 +47,10 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql
     "by_hand":   "a person did it"
 }';
 
--- As tables ask: 00_tables.sql has made them.
+-- 00_tables.sql has made this function and the next one for its CHECKs.
 CREATE OR REPLACE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
--- In plpgsql: a CHECK is planned with every statement, and this one need not even be asked about a delivery that was sent.
+-- This is plpgsql, because a CHECK is planned with every statement, and this one is not even called for a delivery that was
+-- sent.
 CREATE OR REPLACE FUNCTION webhook.is_reason(code text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -58,7 +59,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN webhook.endpoint_reasons() ? code;
 
--- For last_error, where no attempt has left words of its own.
+-- The text of last_error, if no attempt has left words of its own.
 CREATE OR REPLACE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');
 
 CREATE OR REPLACE VIEW webhook.code AS

@@ -1,7 +1,8 @@
 -- Settings, as SQL reads them.
 
--- A setting of ours by its name without "webhook."; the one reader, so that a session without the library goes by the same
--- defaults as the library (src/settings.rs). Inlined where it is called: with the library it costs what current_setting() does.
+-- The value of a setting, by its name without "webhook.". All SQL reads settings here, so that a session without the library
+-- has the same defaults as the library (src/settings.rs). The planner inlines it: with the library it costs what
+-- current_setting() does.
 CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN coalesce(webhook.configured(name), CASE name

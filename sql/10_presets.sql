@@ -1,8 +1,8 @@
--- The presets: `standard`, which is also the default of every column, and the systems whose users should find
--- here what they know. docs/retries.md has their delays in full.
+-- The presets: `standard`, which is also the default of every column, and the rules of other systems, for people who come from
+-- those. docs/retries.md has their delays in full.
 
--- An upgrade writes them anew. A policy that a person has made keeps its row, also where a new preset has its name. The
--- triggers of the table come back in later files: none may run here, least of all one of the version before.
+-- An upgrade writes the presets anew. A policy that a person has made keeps its row, even if a new preset has its name. Later
+-- files create the triggers of the table again: none may run here, least of all one of the version before.
 DO $$
 DECLARE
     ours name;

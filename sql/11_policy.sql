@@ -1,4 +1,5 @@
--- Policies: when to try again, and what an answer means. Rows, not code: a person adds one with an INSERT.
+-- Policies: the time of the next attempt, and the meaning of an answer. A policy is a row, and a person adds one with an
+-- INSERT.
 
 CREATE OR REPLACE FUNCTION webhook.protect_policy() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -54,8 +55,9 @@ BEGIN
     END IF;
 END $$;
 
--- The policy of that name, or the default one: an endpoint restored before its policy must not stop anything. The worker
--- asks several times in each turn: in plpgsql, since a query in an SQL function would be planned each time.
+-- The policy of that name, or the default one: an endpoint that a restore brings before its policy must not stop anything.
+-- This is plpgsql, because the worker asks several times in each turn, and a query in an SQL function would be planned each
+-- time.
 CREATE OR REPLACE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.policy
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -68,8 +70,8 @@ BEGIN
     RETURN policy;
 END $$;
 
--- The outcome is a status, or the code of an attempt without one. A status that was read decides,
--- whatever came after it. 40_judgement.sql goes on from here.
+-- The outcome is a status, or the code of an attempt without one. A status that was read decides, whatever came after it.
+-- 40_judgement.sql goes on from here.
 CREATE OR REPLACE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE
@@ -96,7 +98,7 @@ CREATE OR REPLACE FUNCTION webhook.own_delay(p webhook.policy, attempts int, dra
 -- The shortest wait before an attempt that nobody asked for, whatever a policy or an endpoint says.
 CREATE OR REPLACE FUNCTION webhook.shortest_wait() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '100 ms';
 
--- The wait before the next attempt, where the endpoint may have asked for one (Retry-After): not for longer than max_delay.
+-- The wait before the next attempt. The endpoint may have asked for one (Retry-After), but gets at most max_delay.
 CREATE OR REPLACE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -110,7 +112,7 @@ BEGIN
     RETURN greatest(CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END, webhook.shortest_wait());
 END $$;
 
--- The same by name, with a draw of its own; null where there is no such policy.
+-- The same for a policy's name, with a random draw; null if there is no such policy.
 CREATE OR REPLACE FUNCTION webhook.backoff_delay(policy_name text, attempts int, retry_after interval) RETURNS interval
     LANGUAGE sql VOLATILE
     RETURN (SELECT webhook.backoff_delay(p, attempts, backoff_delay.retry_after, random()) FROM webhook.policy p WHERE p.name = policy_name);

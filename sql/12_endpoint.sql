@@ -1,8 +1,7 @@
--- Endpoints: where events go, and who may be sent what.
+-- Endpoints: the URLs that events are sent to, and their limits.
 --
--- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants
--- and names have no slash. In functions that take several endpoints `tenant/*` stands for those of a
--- tenant, and `*` for every one.
+-- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants and names have no
+-- slash. In functions that take several endpoints, `tenant/*` stands for the endpoints of a tenant, and `*` for all.
 
 CREATE OR REPLACE FUNCTION webhook.address(tenant text, name text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -16,8 +15,8 @@ CREATE OR REPLACE FUNCTION webhook.address_name(address text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN substr(address, strpos(address, '/') + 1);
 
--- The endpoint of an address; no row where there is none. Two branches, since the unique index serves a
--- comparison and an IS NULL but not both in one. Without SET, so that the planner sees through it.
+-- The endpoint of an address; no row if there is none. It has two branches, since the unique index serves a comparison and an
+-- IS NULL but not both in one. It has no SET, so that the planner inlines it.
 CREATE OR REPLACE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id int)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -29,8 +28,8 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id i
 
 ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
--- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
--- attempt is judged again.
+-- Functions check the URL that a person gives. A restore is not checked: another server may have other settings, and the
+-- sender judges every attempt again.
 CREATE OR REPLACE FUNCTION webhook.require_permitted_url(url text) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -65,13 +64,13 @@ BEGIN
             format('there are %s headers, more than 50', sizes.headers)
         WHEN sizes.bytes > 16384 THEN
             format('the headers have %s bytes together, more than 16384', sizes.bytes)
-        -- Each of them reads the whole body.
+        -- Each signature reads the whole body.
         WHEN webhook.count_signatures(headers) > 8 THEN
             format('the headers have %s signatures, more than 8', webhook.count_signatures(headers))
     END;
 END $$;
 
--- {{{{ stands for two braces.
+-- `{{{{` stands for two braces.
 CREATE OR REPLACE FUNCTION webhook.has_placeholder(value text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN strpos(replace(value, '{{{{', ''), '{{') > 0;
@@ -84,7 +83,8 @@ CREATE OR REPLACE FUNCTION webhook.has_signatures(headers jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN webhook.count_signatures(headers) > 0;
 
--- What is wrong with templates in headers. Whoever emits an event writes its values, and must not choose a credential by them.
+-- The problem of templates in headers. The role that emits an event writes its values, and must not choose a credential by
+-- them.
 CREATE OR REPLACE FUNCTION webhook.header_template_problem(headers jsonb, OUT problem text, OUT remedy text)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -103,8 +103,8 @@ BEGIN
     END IF;
 END $$;
 
--- Says what is wrong with an endpoint, with the remedy; every way to write one passes here. Its plans are generic: in any
--- other the values are constants, and whoever pauses an endpoint could read its headers there with debug_print_plan.
+-- Refuses an endpoint that is not valid, with the remedy; every way to write one passes here. Its plans are generic: in any
+-- other plan the values are constants, and a role that pauses an endpoint could read its headers there with debug_print_plan.
 CREATE OR REPLACE FUNCTION webhook.check_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -112,7 +112,7 @@ DECLARE
     remedy text;
     bad text;
 BEGIN
-    -- What the table would refuse too is refused here first: its message shows the whole row, credentials and all.
+    -- This refuses a value before the table does, whose message would show the whole row, credentials included.
     IF num_nulls(NEW.id, NEW.name, NEW.url, NEW.event_types, NEW.policy, NEW.headers, NEW.format, NEW.metadata, NEW.origin,
                  NEW.created_at) > 0 THEN
         problem := 'id, name, url, event_types, policy, headers, format, metadata, origin and created_at must not be null';
@@ -129,7 +129,7 @@ BEGIN
     ELSIF NEW.format <> 'template' AND NEW.template IS NOT NULL THEN
         problem := format('the format %s has no template', NEW.format);
         remedy := 'Use the format template, or leave the template null.';
-    -- The database's collation says what a control character and a space are; that of the columns knows ASCII alone.
+    -- The database's collation knows control characters and spaces; the collation of the columns knows ASCII alone.
     ELSIF NEW.name COLLATE "default" !~ '^[^[:cntrl:]/]{1,200}$' OR NEW.name = '*' THEN
         problem := 'the name must have 1 to 200 characters, no / and no control characters, and not be *';
         remedy := 'Choose a short name such as ''billing''; one of a tenant is addressed by tenant/name.';
@@ -182,8 +182,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- Only a new one, as with headers and templates below: what is there already must not keep the worker, or a
-    -- person, from stopping its endpoint.
+    -- Only a new filter is checked, like headers and templates below: an old value must not keep the worker, or a person, from
+    -- stopping its endpoint.
     IF problem IS NULL AND NEW.filter::text IS DISTINCT FROM OLD.filter::text THEN
         problem := webhook.filter_problem(NEW.filter);
         remedy := CASE WHEN problem ~ 'pattern' THEN
@@ -195,7 +195,7 @@ BEGIN
     END IF;
 
     IF problem IS NULL THEN
-        -- Values are credentials: only the name of a bad header is shown.
+        -- Values are credentials: the message shows only the name of a bad header.
         SELECT h.key INTO bad FROM jsonb_each(NEW.headers) AS h
         WHERE h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$'
            OR jsonb_typeof(h.value) <> 'string' OR h.value #>> '{}' !~ '^[ -~]*$'
@@ -208,7 +208,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- A receiver that takes no more than this answers with an error that nobody reads as such.
+    -- Many receivers refuse larger headers, with an error that does not name the cause.
     IF problem IS NULL AND NEW.headers IS DISTINCT FROM OLD.headers THEN
         problem := webhook.header_size_problem(NEW.headers);
         remedy := 'All headers together have at most 50 names, 16 kB and 8 signatures, a value 8 kB. '
@@ -227,7 +227,7 @@ BEGIN
         RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem, HINT = remedy;
     END IF;
 
-    -- On INSERT these are webhook_set_endpoint's to say: a restore may bring endpoints before policies.
+    -- On INSERT webhook_set_endpoint() checks these: a restore may bring endpoints before policies.
     IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
         PERFORM webhook.require_policy(NEW.policy);
     END IF;
@@ -254,8 +254,8 @@ END $$;
 CREATE OR REPLACE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
 
--- Who inserts it again with its id has not removed it after all: what has that id is its own. Always, or what is emitted to an
--- endpoint that replication or a restore brings back would be cancelled.
+-- An INSERT with the id of a removed endpoint takes the removal back: the deliveries with that id are its own. The trigger
+-- fires ALWAYS, or deliveries for an endpoint that replication or a restore brings back would be cancelled.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -274,7 +274,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Resumed, adopted or given other limits: the worker asks for it at once. Removed: the worker withdraws requests that wait.
+-- The worker looks at an endpoint at once after it was resumed, adopted or given other limits, and withdraws the requests that
+-- wait for an endpoint that was removed.
 CREATE OR REPLACE TRIGGER wake AFTER UPDATE OR DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.wake_for_endpoint();
 
@@ -294,12 +295,12 @@ BEGIN
     RETURN found_id;
 END $$;
 
--- For a HINT: the addresses that are close to one that does not exist; null where none is.
+-- The addresses that are close to one that does not exist, for a HINT; null if none is.
 CREATE OR REPLACE FUNCTION webhook.similar_addresses(address text) RETURNS text
     LANGUAGE sql STABLE
     RETURN webhook.did_you_mean(address, ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e));
 
--- The endpoints of an address where several make sense, in the order of their ids: two who lock them in it
+-- The endpoints of an address that may name several, in the order of their ids: two sessions that lock them in this order
 -- never wait for each other.
 CREATE OR REPLACE FUNCTION webhook.addressed_endpoints(address text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -326,10 +327,10 @@ BEGIN
     RETURN found_ids;
 END $$;
 
--- Creates an endpoint, or changes one: null keeps its value, and a new endpoint begins with the table's
--- defaults. `changed` says what it changed. An endpoint that has all of it already is neither written nor
--- locked: a migration may run any number of times. If somebody changes the row between the look and the
--- UPDATE, the UPDATE waits, finds another version, and the row is looked at again.
+-- Creates an endpoint, or changes one: null keeps its value, and a new endpoint begins with the table's defaults. `changed`
+-- lists the columns that it changed. An endpoint that has all of these values already is neither written nor locked: a
+-- migration may run any number of times. If somebody changes the row between the look and the UPDATE, the UPDATE waits, finds
+-- another version, and this function looks at the row again.
 CREATE OR REPLACE FUNCTION webhook.set_endpoint(
     endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
     template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, hmac_secret text,
@@ -369,7 +370,7 @@ BEGIN
         new_row.policy := coalesce(set_endpoint.policy, old_row.policy);
         new_row.headers := coalesce(set_endpoint.headers, old_row.headers);
         new_row.format := coalesce(set_endpoint.format, old_row.format);
-        -- The template goes with its format.
+        -- The template belongs to its format.
         new_row.template := coalesce(set_endpoint.template,
                                      CASE WHEN new_row.format = 'template' THEN old_row.template END);
         new_row.filter := coalesce(set_endpoint.filter, old_row.filter);
@@ -414,8 +415,8 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table. A page of it at once, and
--- what is left by the worker, page after page (45_recovery.sql): a long queue must not be one long transaction.
+-- Removes the endpoint and ends its waiting deliveries: cancelled, or failed into the dead-letter table. This call ends one
+-- page of them, and the worker the rest, page after page (45_recovery.sql): a long queue must not be one long transaction.
 CREATE OR REPLACE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

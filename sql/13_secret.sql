@@ -1,8 +1,8 @@
--- Signing secrets and keys: made, checked, rotated.
+-- Signing secrets and keys: how they are made, checked and rotated.
 --
 -- A receiver shares a secret (whsec_), and of a key (whsk_) it has only the public half (whpk_). A receiver of another sender
--- shares a text (stored as hmac_ and the text), by which signatures in templates of headers are made. All are rows of
--- webhook.secret: an endpoint may have any of them, and each kind is rotated by itself.
+-- shares a text (stored as hmac_ and the text), which signs in templates of headers. All are rows of webhook.secret: an
+-- endpoint may have any of them, and each kind is rotated by itself.
 
 -- The message never contains the key.
 CREATE OR REPLACE FUNCTION webhook.require_private_key(key text) RETURNS void
@@ -15,7 +15,7 @@ BEGIN
     END IF;
 END $$;
 
--- As other senders have it. The message never contains the secret.
+-- Checks a secret of another sender. The message never contains the secret.
 CREATE OR REPLACE FUNCTION webhook.require_hmac_secret(secret text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -42,15 +42,15 @@ BEGIN
     END IF;
 END $$;
 
--- The key of a secret's HMAC, in base64; null of a private key. Nothing is decoded: a secret that got past the checks must not
--- be an error here, since the sender asks for those of many endpoints at once.
+-- The key of a secret's HMAC, in base64; null for a private key. It decodes nothing: a secret that got past the checks must
+-- not raise an error here, since the sender asks for the secrets of many endpoints at once.
 CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
     RETURN CASE left(secret, 5) WHEN 'whsec' THEN substr(secret, 7)
                                 WHEN 'hmac_' THEN translate(encode(convert_to(substr(secret, 6), 'UTF8'), 'base64'), E'\n', '') END;
 
--- Whatever the table would refuse is refused here first: its messages show the secret. A header carries a signature by each
--- secret, and there are receivers that take only so much of a header.
+-- This refuses a value before the table does, whose messages would show the secret. A header carries a signature by each
+-- secret, and some receivers limit the length of a header.
 CREATE OR REPLACE FUNCTION webhook.check_secret() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -84,7 +84,7 @@ END $$;
 CREATE OR REPLACE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
     FOR EACH ROW EXECUTE FUNCTION webhook.check_secret();
 
--- The one that is signed with longest: the newest.
+-- The newest secret: requests are signed with it for longest.
 CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT s.secret FROM webhook.secret s
@@ -99,7 +99,7 @@ CREATE OR REPLACE FUNCTION webhook.newest_hmac_secret(endpoint text) RETURNS tex
               AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
 
--- Whether requests are signed with it; null of null.
+-- Whether requests are signed with this secret; null for null.
 CREATE OR REPLACE FUNCTION webhook.has_secret(endpoint_id int, secret text) RETURNS boolean
     LANGUAGE sql STABLE STRICT
     RETURN EXISTS (SELECT FROM webhook.secret s
@@ -110,7 +110,7 @@ CREATE OR REPLACE FUNCTION webhook.public_half(key text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
     RETURN 'whpk_' || encode(substr(decode(substr(key, 6), 'base64'), 33), 'base64');
 
--- The public key of the newest private one; null where there is none.
+-- The public key of the newest private key; null if there is none.
 CREATE OR REPLACE FUNCTION webhook.newest_public_key(endpoint text) RETURNS text
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -120,7 +120,7 @@ BEGIN
             ORDER BY s.created_at DESC LIMIT 1);
 END $$;
 
--- Of an endpoint that was made without one, or whose secrets have all expired, when it is first needed.
+-- Makes a secret when an endpoint first needs one: it was made without, or its secrets have all expired.
 CREATE OR REPLACE FUNCTION webhook.first_secret(endpoint_id int) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -134,7 +134,7 @@ CREATE OR REPLACE FUNCTION webhook.new_hmac_secret() RETURNS text
     LANGUAGE sql
     RETURN encode(decode(substr(webhook.new_secret(), 7), 'base64'), 'hex');
 
--- Those that are valid, newest first. One is made where there is none.
+-- The valid secrets, newest first. If there is none, it makes one.
 CREATE OR REPLACE FUNCTION webhook.hmac_secrets(endpoint_id int) RETURNS text[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -151,8 +151,9 @@ BEGIN
     RETURN valid;
 END $$;
 
--- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
--- that the receiver may take over the new one at any moment of it. A key replaces keys, and leaves secrets as they are.
+-- Adds a new secret, made here unless the caller gives one. Until the overlap has passed, requests are signed with the old one
+-- too, so that the receiver may change to the new one at any moment of it. A key replaces keys, and leaves secrets as they
+-- are.
 CREATE OR REPLACE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -164,7 +165,7 @@ BEGIN
         RAISE EXCEPTION 'overlap must be between 0 and 1000 days' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Use ''0 s'' to revoke the old secret immediately.';
     END IF;
-    -- Two who rotate at the same time: one after the other, or both would be the newest.
+    -- Two sessions that rotate at the same time take turns, or both secrets would be the newest.
     PERFORM FROM webhook.endpoint e WHERE e.id = rotated_id FOR UPDATE;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = rotated_id AND s.expires_at <= now();
     UPDATE webhook.secret s SET expires_at = least(s.expires_at, clock_timestamp() + overlap)
@@ -177,7 +178,7 @@ BEGIN
     RETURN new_secret;
 END $$;
 
--- Returns the public key: the private one leaves the database by webhook.secret alone.
+-- Returns the public key: only webhook.secret shows the private one.
 CREATE OR REPLACE FUNCTION webhook.rotate_key(endpoint text, overlap interval, key text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,9 +1,9 @@
 -- Matching: which endpoints want an event, by its tenant, its type and their filters.
 --
--- One lookup in one index finds them, whatever the number of endpoints; exclusions and filters are then asked of the few that
--- were found. A session remembers the answer for each type and tenant until an endpoint or a policy changes.
+-- One lookup in one index finds them, whatever the number of endpoints; exclusions and filters are then applied to those few.
+-- A session remembers the answer for each type and tenant until an endpoint or a policy changes.
 
--- The keys under which an endpoint is found: one for each pattern, with its tenant in front. Exclusions find nobody.
+-- The index keys of an endpoint: one for each pattern, with its tenant in front. Exclusions have no key.
 CREATE OR REPLACE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (SELECT array_agg(coalesce(tenant, '') || ' ' || pattern) FROM unnest(event_types) AS pattern WHERE pattern NOT LIKE '!%');
@@ -11,9 +11,9 @@ CREATE OR REPLACE FUNCTION webhook.subscription_keys(tenant text, event_types te
 CREATE INDEX IF NOT EXISTS endpoint_subscription ON webhook.endpoint
     USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
 
--- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the tenant and for endpoints
--- without one; but our own events, webhook.*, are not everybody's business. Among them, as they are written, the exclusions
--- that apply to it; no key of an endpoint looks like one, since all of those have a space.
+-- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, and `*`, for the tenant and for
+-- endpoints without one; but `*` does not match the extension's own events, webhook.*. The array also has the exclusions that
+-- apply to the event, as people write them; no key of an endpoint looks like one, since every key has a space.
 CREATE OR REPLACE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -30,8 +30,8 @@ BEGIN
     RETURN keys;
 END $$;
 
--- The endpoints that are subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees
--- through it. An endpoint restored before its policy has that of the default one.
+-- The endpoints that are subscribed under these keys; a filter may still keep the event from them. It has no SET, so that the
+-- planner inlines it. An endpoint that a restore brings before its policy has max_attempts of the default policy.
 CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int, filter jsonpath)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -41,8 +41,9 @@ CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpo
         WHERE webhook.subscription_keys(e.tenant, e.event_types) && keys AND NOT e.event_types && keys;
     END;
 
--- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 where a filter has its say. With a
--- snapshot of its own, so VOLATILE: the session remembers what is found. A plan made among few endpoints must do for many.
+-- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 if the endpoint has a filter. The
+-- function is VOLATILE to have a snapshot of its own, since the session remembers the answer. A plan made with few endpoints
+-- must serve many.
 CREATE OR REPLACE FUNCTION webhook.routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -65,7 +66,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Always, and by row: logical replication fires no other triggers. TRUNCATE invalidates the table by itself.
+-- The trigger fires ALWAYS and for each row, because logical replication fires no others. TRUNCATE invalidates the table by
+-- itself.
 CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE OF id, tenant, event_types, filter, policy ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER routes_changed;
@@ -77,38 +79,38 @@ CREATE OR REPLACE FUNCTION webhook.filtered_document(event_type text, payload js
     LANGUAGE sql STABLE
     RETURN jsonb_build_object('type', event_type, 'data', payload);
 
--- A filter that fails, say by a date that is none, lets nothing pass and must not cost the emitter its transaction. There is no
--- subtransaction to catch it: a silent jsonpath raises only what webhook.filter_problem() refuses, apart from what any
--- statement may meet: a cancellation, and the limits of memory, of the stack and of a jsonb's size. In UTC: whether an event
--- passes is not up to its emitter.
+-- A filter that fails, say by an invalid date, lets nothing pass and must not cost the emitter its transaction. No
+-- subtransaction catches errors: a silent jsonpath raises only those that webhook.filter_problem() refuses, and those that any
+-- statement may meet: a cancellation, and the limits of memory, of the stack and of a jsonb's size. The time zone is UTC, so
+-- that the emitter's session does not decide whether an event passes.
 CREATE OR REPLACE FUNCTION webhook.passes(filter jsonpath, event_type text, payload jsonb) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
     RETURN coalesce(jsonb_path_match_tz(webhook.filtered_document(event_type, payload), filter, '{}', true), false);
 END $$;
 
--- What is wrong with a filter; null where nothing is.
+-- The problem of a filter; null if it has none.
 CREATE OR REPLACE FUNCTION webhook.filter_problem(filter jsonpath) RETURNS text
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answers text[];
     problem text := webhook.pattern_problem(filter::text);
 BEGIN
-    -- Before it is tried.
+    -- A filter with a problem is not tried.
     IF problem IS NOT NULL THEN
         RETURN problem;
     END IF;
-    -- The text of a jsonpath has every name in quotes, so what is left of a variable is $"".
+    -- The text of a jsonpath has every name in quotes, so a variable is left as $"".
     IF strpos(regexp_replace(filter::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g'), '$""') > 0 THEN
         RETURN 'the filter has a variable, and there are none';
     END IF;
-    -- A condition is true, false or unknown whatever it is applied to; anything else finds nothing here.
+    -- A condition is true, false or unknown whatever it is applied to; any other expression finds nothing here.
     answers := ARRAY(SELECT jsonb_typeof(answer) FROM jsonb_path_query_tz('{}', filter, '{}', true) AS answer);
     IF answers NOT IN (ARRAY['boolean'], ARRAY['null']) THEN
         RETURN 'the filter is not a condition';
     END IF;
-    -- The server reads the template of datetime() when there is a string to read by it, and raises what is wrong with it even
-    -- in silence. Other strings are taken whole, so that nothing in them looks like one.
+    -- The server reads the template of datetime() only when there is a string to parse, and raises its errors even in silent
+    -- mode. The pattern takes other strings whole, so that nothing in them looks like a template.
     PERFORM jsonb_path_query_tz('"x"', format('$.datetime(%s)', m.part[1])::jsonpath, '{}', true)
     FROM regexp_matches(filter::text, E'[.]datetime[(]("(?:[^"\\\\]|\\\\.)*")|"(?:[^"\\\\]|\\\\.)*"', 'g') AS m (part)
     WHERE m.part[1] IS NOT NULL;

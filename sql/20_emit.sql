@@ -1,14 +1,14 @@
 -- Emitting: events, and one delivery of each for every endpoint that wants it, in the caller's transaction.
 --
 -- webhook_emit() emits one event, with two INSERTs that cost little more than two INSERTs of one's own. webhook.emit_events()
--- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql. Neither
--- opens a subtransaction. Both find the endpoints that want an event by webhook.subscribers().
+-- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql.
+-- Neither opens a subtransaction. Both find the endpoints that want an event by webhook.subscribers().
 --
--- Paused and disabled endpoints get their deliveries too: kept back, never dropped. What was to be delivered in the past is due
--- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for.
+-- Paused and disabled endpoints get their deliveries too: kept back, never dropped. A delivery whose deliver_at has passed is
+-- due now: it has not waited yet, neither for longer than a delivery that was emitted before it nor for longer than hold_for.
 
--- Input that is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
--- need them.
+-- Invalid input changes nothing. Each rule is an expression that the planner inlines; the message of an error is made only
+-- when a rule is broken.
 
 CREATE OR REPLACE FUNCTION webhook.is_event_type(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
@@ -44,7 +44,7 @@ BEGIN
         HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
 END $$;
 
--- For drivers that send json: webhook_emit() and webhook_emit_many() with a json payload.
+-- Drivers that send json reach this from webhook_emit() and webhook_emit_many() with a json payload.
 CREATE OR REPLACE FUNCTION webhook.refuse_json(parameter text) RETURNS uuid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -52,8 +52,8 @@ BEGIN
         HINT = 'Cast it to jsonb, or have the driver send jsonb: Jsonb of psycopg, JSONB of SQLAlchemy.';
 END $$;
 
--- Not a CHECK of the table: what was emitted before there was such a rule can be restored. The ranges are those of
--- control characters, whatever the collation of the database takes for one.
+-- The table has no such CHECK: events that were emitted before this rule can be restored. The ranges are those of control
+-- characters, independent of the collation of the database.
 CREATE OR REPLACE FUNCTION webhook.require_key(parameter text, value text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -77,8 +77,8 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with
--- level `emit` may not see them.
+-- The endpoints of these addresses; null for null, which stands for all. The HINT suggests no names: roles with level `emit`
+-- may not see endpoints.
 CREATE OR REPLACE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -91,7 +91,7 @@ BEGIN
         RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Leave it null for all endpoints that want the event.';
     END IF;
-    -- A scalar subquery looks each up by the index; a join would read all endpoints.
+    -- A scalar subquery looks each address up by the index; a join would read all endpoints.
     SELECT array_agg(w.id), min(w.address) FILTER (WHERE w.id IS NULL) INTO found_ids, unknown
     FROM (SELECT address, (SELECT a.id FROM webhook.endpoint_at(address) a) AS id
           FROM unnest(addresses) AS address OFFSET 0) w;
@@ -114,23 +114,23 @@ CREATE OR REPLACE FUNCTION webhook.max_payload() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN pg_size_bytes(webhook.setting('max_payload'));
 
--- Makes each key stand for a new event, the one in the same place of the other array, or finds for which earlier event it
--- stands: the events that the keys stand for, in their order. A null has its own event; a key that is there twice stands for the
--- event of its first place.
+-- Returns the events that the keys stand for, in their order. A new key stands for the event in the same place of the other
+-- array, a known one for an earlier event. A null has its own event; a key that is there twice stands for the event of its
+-- first place.
 --
--- A transaction that meets a key that another has just taken waits for its end: by then the key stands for that one's event, or
--- is free again. All take keys in the same order, so that two transactions with the same keys do not wait for each other. A key
--- whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen, in REPEATABLE READ, the
--- server says so with a serialization failure. A new key is inserted without looking for it first: to have found it missing
--- would be in conflict with all who insert beside it, in SERIALIZABLE.
+-- A transaction that meets a key that another one has just taken waits for the end of that one: by then the key stands for its
+-- event, or is free again. All transactions take keys in the same order, so that two with the same keys do not wait for each
+-- other. A key whose window is over is free too, and belongs to the first transaction that updates it. In REPEATABLE READ a
+-- transaction cannot see that, and the server raises a serialization failure. A new key is inserted without a look for it
+-- first: in SERIALIZABLE, to have found it missing would conflict with every transaction that inserts beside it.
 CREATE OR REPLACE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_event_ids uuid[]) RETURNS uuid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     tenant_or_none text := coalesce(key_tenant, '');
     valid_since timestamptz := clock_timestamp() - webhook.setting('idempotency_window')::interval;
-    wanted_keys text[];                     -- in order, each once, those that stand for no event yet
+    wanted_keys text[];                     -- keys that stand for no event yet, in order, each once
     wanted_ids uuid[];
-    taken text[] := '{}';                   -- those that do
+    taken text[] := '{}';                   -- keys that stand for an event
     taken_ids uuid[] := '{}';
     found_keys text[];
     found_ids uuid[];
@@ -178,7 +178,7 @@ BEGIN
             taken_ids := taken_ids || found_ids;
         END IF;
 
-        -- Another transaction has renewed or removed these meanwhile.
+        -- Another transaction has renewed or removed these keys meanwhile.
         SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
         FROM unnest(wanted_keys, wanted_ids) AS w (key, id) WHERE w.key <> ALL (taken);
     END LOOP;
@@ -274,14 +274,13 @@ BEGIN
     RETURN new_event_id;
 END $$;
 
--- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET, of which
--- each costs as much as an index entry, and few expressions, none of which needs the executor: an INSERT would ask anew for the
--- right to call each function and operator in it. Without a search_path of its own, all that it names is named in full, also
--- operators.
+-- Every transaction that emits runs this, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET,
+-- since each SET costs as much as an index entry. It has few expressions, and none of them needs the executor: an INSERT would
+-- check the right to call each function and operator in it anew. Without a search_path of its own, it names everything in
+-- full, operators too.
 --
--- An event that one endpoint wants, and for which nothing special is asked, is emitted here; all else goes to emit_checked().
--- The session remembers who wants a type only after that type and tenant were found valid. webhook.max_payload is never
--- smaller than 1024 bytes.
+-- It emits an event that one endpoint wants and that has no options; emit_checked() does the rest. The session remembers the
+-- endpoints of a type only after that type and tenant were found valid. webhook.max_payload is never smaller than 1024 bytes.
 CREATE OR REPLACE FUNCTION webhook.emit(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])
@@ -314,8 +313,8 @@ BEGIN
     RETURN CASE WHEN webhook.wake_endpoint(the_endpoint, emitted_at) THEN new_event_id END;
 END $$;
 
--- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
--- for all. The endpoints are looked up once for each type and tenant. An array of keys may be null.
+-- Emits events that are valid but perhaps too large: one for each element of the arrays, which have the same length; the other
+-- parameters hold for all. It looks the endpoints up once for each type and tenant. An array of keys may be null.
 CREATE OR REPLACE FUNCTION webhook.emit_events(
     event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
@@ -329,7 +328,7 @@ DECLARE
     largest int := (SELECT max(size) FROM unnest(sizes) AS size);
     queued_for int[];
 BEGIN
-    -- An alert has no more than a few kB that could be left out, and must not be kept from the others by a smaller limit.
+    -- An alert has only a few kB, none of which can be left out, and a smaller limit must not suppress it.
     IF largest > webhook.max_payload() AND (event_types[1] LIKE 'webhook.%') IS NOT TRUE THEN
         PERFORM webhook.refuse_size(largest);
     END IF;
@@ -363,7 +362,7 @@ BEGIN
     IF queued_for IS NOT NULL THEN
         PERFORM webhook.wake(queued_for, due_at);
         IF coalesce_keys IS NOT NULL THEN
-            -- The last of each key; the claim passes over the others that went to endpoints of their own.
+            -- The last event of each key supersedes; the claim passes over the others, which went to endpoints of their own.
             PERFORM webhook.supersede(ARRAY(
                 SELECT (array_agg(v.id ORDER BY v.id DESC))[1]
                 FROM unnest(event_ids, tenants, coalesce_keys) AS v (id, tenant, coalesce_key)
@@ -373,7 +372,7 @@ BEGIN
     END IF;
 END $$;
 
--- The keys of many events: one for each of them, valid or null; null where there are none at all.
+-- Checks the keys of many events: one for each event, valid or null; null if no event has a key.
 CREATE OR REPLACE FUNCTION webhook.require_keys(parameter text, keys text[], events int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -387,8 +386,8 @@ BEGIN
     PERFORM webhook.require_key('an element of ' || parameter, k) FROM unnest(keys) AS k;
 END $$;
 
--- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
--- No array is none at all: what array_agg() makes of no rows.
+-- Emits any number of events in one statement, and returns their ids in the same order. If one is not valid, it emits none. A
+-- null array has no events: array_agg() returns null for no rows.
 CREATE OR REPLACE FUNCTION webhook.emit_many(
     event_types text[], payloads jsonb[], ordering_keys text[], idempotency_keys text[], coalesce_keys text[],
     deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
@@ -425,7 +424,7 @@ BEGIN
     events_of_keys := event_ids;
     IF idempotency_keys IS NOT NULL THEN
         events_of_keys := webhook.take_keys(tenant, idempotency_keys, event_ids);
-        -- The others stand for earlier events.
+        -- The other keys stand for earlier events.
         SELECT array_agg(v.id), array_agg(v.event_type), array_agg(v.payload), array_agg(v.ordering_key),
                array_agg(v.idempotency_key), array_agg(v.coalesce_key)
         INTO event_ids, event_types, payloads, ordering_keys, idempotency_keys, coalesce_keys

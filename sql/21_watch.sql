@@ -1,26 +1,26 @@
--- Watching: triggers that emit what happens to a table.
+-- Watching: triggers that emit the changes of a table.
 --
 -- webhook_watch() makes one trigger for each operation. It runs once for a statement, whatever the number of rows, and emits
--- them in batches; with a condition, which the server can only judge row by row, it runs once for each row. The triggers belong
--- to the table, are dumped and restored with it, and have all they need in their arguments: the type of the event, and options
--- as JSON. Whoever writes the table needs no right of ours: webhook_trigger() makes JSON of the rows with the writer's rights,
--- and then calls the functions below with those of the extension's owner (src/capture.rs says how).
+-- them in batches; with a condition, which the server can only judge row by row, it runs once for each row. The triggers
+-- belong to the table, are dumped and restored with it, and have all they need in their arguments: the type of the event, and
+-- options as JSON. A role that writes the table needs no right of ours: webhook_trigger() makes JSON of the rows with the
+-- writer's rights, and then calls the functions below with the rights of the extension's owner (src/capture.rs says how).
 --
--- Without the library the triggers all run for each row, with the rights of the writer, who needs the level emit
+-- Without the library all triggers run for each row, with the rights of the writer, who needs the level emit
 -- (sql/portable/01_native.sql).
 --
--- webhook_watch() itself, all the way down, has the rights of its caller: it executes a condition that is the caller's text.
+-- webhook_watch() and all that it calls have the rights of the caller: it executes a condition that is the caller's text.
 
--- The arrays of a batch go together; those of keys and tenants are null where no event has one. The keys are made of values of
--- the row by the trigger function, and valid.
+-- The arrays of a batch have the same length; an array of keys or tenants is null if no event has one. The trigger function
+-- makes the keys of the row's values, and they are valid.
 CREATE OR REPLACE FUNCTION webhook.emit_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- A query only where there are tenants: a row trigger calls this for each row.
+    -- The query runs only if there are tenants: a row trigger calls this for each row.
     IF tenants IS NOT NULL THEN
         IF EXISTS (SELECT FROM unnest(tenants) AS t WHERE NOT webhook.is_tenant(t)) THEN
-            -- Without its value: whoever writes the table may not be allowed to read it.
+            -- The message leaves the value out: the writer of the table may have no right to read it.
             RAISE EXCEPTION 'the tenant of a row is not valid' USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'The tenant column has 1 to 200 characters, no white space and no control characters, or null for none.';
         END IF;
@@ -36,7 +36,7 @@ BEGIN
                                 ordering_keys => ordering_keys, coalesce_keys => coalesce_keys);
 END $$;
 
--- The same for on_error = warn. Halving the batch finds the events that cannot be emitted.
+-- The same for on_error = warn. It halves a batch to find the events that cannot be emitted.
 CREATE OR REPLACE FUNCTION webhook.emit_possible_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[],
     INOUT lost bigint, INOUT problem text)
@@ -62,19 +62,20 @@ EXCEPTION
         END IF;
 END $$;
 
--- By membership and not by name: the owner of the schema that the extension is in may rename it and make another.
+-- The function is found by its membership and not by its name: the owner of the schema that the extension is in may rename it
+-- and make another.
 CREATE OR REPLACE FUNCTION webhook.trigger_function() RETURNS regproc
     LANGUAGE sql STABLE
     RETURN (SELECT m.routine FROM webhook.members() m WHERE m.name = 'webhook_trigger');
 
--- Columns that are computed when they are read: a row that a trigger sees has no value of them. PostgreSQL has them from 18 on.
+-- Columns that are computed when they are read: a row in a trigger has no value for them. PostgreSQL has them from 18 on.
 CREATE OR REPLACE FUNCTION webhook.virtual_columns(target regclass) RETURNS text[]
     LANGUAGE sql STABLE
     RETURN ARRAY(SELECT a.attname::text FROM pg_attribute a
                  WHERE a.attrelid = target AND a.attgenerated = 'v' AND NOT a.attisdropped ORDER BY a.attnum);
 
--- The triggers that webhook_watch() has made for the table. A partition has copies of its table's row triggers, which are not
--- its own: they have a parent.
+-- The triggers that webhook_watch() has made for the table. A partition also has copies of its table's row triggers; these
+-- have a parent and do not count.
 CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -83,7 +84,7 @@ CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF
           AND t.tgname IN ('webhook_insert', 'webhook_update', 'webhook_delete', 'webhook_truncate');
     END;
 
--- A table can be watched that emitting does not write, with all its parts.
+-- Refuses a relation that is no table, or that emitting writes, whole or in part.
 CREATE OR REPLACE FUNCTION webhook.require_watchable(target regclass, is_by_row boolean) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -193,7 +194,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The schema and the table that events report, as JSON; nothing where they are those of the table that fires, as it is then.
+-- The schema and the table that events report, as JSON; nothing if events report the name that the table has when it fires.
 -- Row triggers of a partitioned table fire for its partitions, which are to report the table's name.
 CREATE OR REPLACE FUNCTION webhook.reported_name(target regclass, reported_as text, is_by_row boolean) RETURNS jsonb
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -223,7 +224,7 @@ CREATE OR REPLACE FUNCTION webhook.watch_commands(
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- Statement triggers take the library.
+    -- Statement triggers need the library.
     is_by_row CONSTANT boolean := condition IS NOT NULL OR webhook.is_portable();
     options jsonb;
     table_name text;
@@ -248,7 +249,7 @@ BEGIN
             'include', include, 'exclude', exclude, 'ordering_key', ordering_key, 'coalesce_key', coalesce_key,
             'tenant_column', tenant_column, 'on_error', nullif(on_error, 'raise'), 'condition', condition))
         || webhook.reported_name(target, reported_as, is_by_row);
-    -- With its schema always: the commands are executed with another search_path.
+    -- The name always has its schema: the commands run with another search_path.
     SELECT format('%I.%I', n.nspname, c.relname) INTO table_name
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = target;
 
@@ -281,7 +282,7 @@ BEGIN
             CASE WHEN coalesce(w.old_rows, w.new_rows) IS NOT NULL THEN 'REFERENCING' END,
             'OLD TABLE AS ' || w.old_rows, 'NEW TABLE AS ' || w.new_rows,
             CASE WHEN w.is_by_row THEN 'FOR EACH ROW' ELSE 'FOR EACH STATEMENT' END,
-            -- The line ends a comment in it.
+            -- The line break ends a comment in the condition.
             CASE WHEN condition IS NOT NULL THEN format(E'WHEN (%s\n)', condition) END,
             format('EXECUTE FUNCTION %s(%L, %L)', webhook.trigger_function(), w.event_type, w.options))
         FROM wanted w WHERE w.trigger_name NOT IN (SELECT k.tgname FROM kept k)
@@ -309,9 +310,10 @@ BEGIN
     ORDER BY array_position('{webhook_insert,webhook_update,webhook_delete}'::name[], t.tgname);
 END $$;
 
--- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of what it had made for this table before;
--- returns the triggers. Who calls it needs the right to create triggers of the table, and to execute webhook_trigger(). It has no
--- search_path of its own: the names in a condition are the caller's. Nothing else is looked up here.
+-- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of the triggers that it had made for this
+-- table before; returns the triggers. The caller needs the right to create triggers on the table, and to execute
+-- webhook_trigger(). The function has no search_path of its own: the names in a condition are the caller's. It looks up
+-- nothing else.
 CREATE OR REPLACE FUNCTION webhook.watch(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text)
@@ -346,7 +348,7 @@ BEGIN
     RETURN QUERY SELECT webhook.watch_definitions(target);
 END $$;
 
--- Returns the number of triggers that it dropped. Triggers by hand stay.
+-- Returns the number of triggers that it dropped. Triggers that people made by hand stay.
 CREATE OR REPLACE FUNCTION webhook.unwatch(target regclass) RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

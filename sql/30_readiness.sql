@@ -1,11 +1,12 @@
--- Readiness: what may be sent now, and why the rest may not. One rule, asked by agenda, claim, probe, status and why.
+-- Readiness: which deliveries may be sent now, and why the others may not. Agenda, claim, probe, status and why ask this one
+-- rule.
 --
--- Two things keep a delivery back: its endpoint (webhook.endpoint_state), and it itself (webhook.is_ready). Both are expressions
--- that the planner inlines, since they have no SET: it sees the predicate of the due index in them, and so that index finds the
--- deliveries that they accept.
+-- Two things keep a delivery back: its endpoint (webhook.endpoint_state), and the delivery itself (webhook.is_ready). Both are
+-- expressions that the planner inlines, since they have no SET: it sees the predicate of the due index in them, and so that
+-- index finds the deliveries that they accept.
 
--- Whether anything of the endpoint's keeps its deliveries back, and what: the first that applies. 'ready' is nothing. A test is
--- sent in every state but 'held', and a probe in 'open' and 'half_open'.
+-- The first thing that keeps the deliveries of an endpoint back, or 'ready'. A test is sent in every state but 'held', and a
+-- probe in 'open' and 'half_open'.
 CREATE OR REPLACE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at timestamptz, paused_at timestamptz, breaker_state text)
     RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -16,7 +17,7 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at t
                 WHEN breaker_state = 'HALF_OPEN' THEN 'half_open'
                 ELSE 'ready' END;
 
--- Whether there is time left until expires_at. A delivery that has none is never claimed; 43_open_breaker.sql fails it.
+-- Whether there is time left until expires_at. The worker never claims a delivery that has none; 43_open_breaker.sql fails it.
 CREATE OR REPLACE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN expires_at IS NULL OR expires_at > now();
@@ -26,15 +27,15 @@ CREATE OR REPLACE FUNCTION webhook.awaits_its_time(q webhook.delivery_queue) RET
     RETURN q.status = 'PENDING' AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
            AND webhook.has_time(q.expires_at);
 
--- Whether a delivery may be sent now, as far as it is its own business. When a breaker has closed, retries of attempts before
--- that are due at once: `retries_before` of the breaker, null for none.
+-- Whether the delivery itself lets it be sent now. When a breaker has closed, retries of earlier attempts are due at once:
+-- `retries_before` of the breaker, null for none.
 CREATE OR REPLACE FUNCTION webhook.is_ready(q webhook.delivery_queue, retries_before timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q)
            AND (q.next_attempt_at <= now() OR q.wait_reason = 'retry' AND q.last_attempt_at < retries_before);
 
--- Whether a delivery may be the probe of a breaker: a retry also before its time, but nothing that a person or an emitter has
--- put off.
+-- Whether a delivery may be the probe of a breaker: a retry may be one before its time, but no delivery that a person or an
+-- emitter has put off.
 CREATE OR REPLACE FUNCTION webhook.may_be_probe(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q) AND q.event_type <> 'webhook.test'
@@ -49,7 +50,8 @@ CREATE OR REPLACE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retr
                 WHEN q.wait_reason = 'retry' THEN 'retry'
                 ELSE 'scheduled' END;
 
--- All that an endpoint has in the queue. No single index has it: one has what only time keeps back, the other has the rest.
+-- All deliveries of an endpoint in the queue. It takes two indexes: one has the deliveries that only time keeps back, the
+-- other has the rest.
 CREATE OR REPLACE FUNCTION webhook.queue_of(endpoint int) RETURNS SETOF webhook.delivery_queue
     LANGUAGE sql STABLE
     BEGIN ATOMIC

@@ -1,11 +1,11 @@
--- Moving deliveries between the leaves, for all but settle, which does it with its own batch.
+-- Moves of deliveries between the leaves. Only settle() does it on its own, with its batch.
 --
--- A row is deleted in one leaf and inserted into another, never moved by an UPDATE: whoever meets such an UPDATE in the
--- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
--- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
+-- A row is deleted in one leaf and inserted into another, never moved by an UPDATE: a statement that meets such an UPDATE in
+-- the same row gets a serialization error, but one that meets a DELETE just finds the row gone. The functions pass over rows
+-- that are not there, return the number of rows that they moved, and lock rows in the order of their keys.
 
--- The CHECK of the queue. plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT; without a
--- SET, which costs as much, hence all names in full.
+-- The CHECK of the queue. It is plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT. It has no
+-- SET, which costs as much, so all names are in full.
 CREATE OR REPLACE FUNCTION webhook.may_be_queued(
     status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,
     wait_reason text, next_attempt_at timestamptz) RETURNS boolean
@@ -19,8 +19,9 @@ BEGIN
                       AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END;
 END $$;
 
--- From the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of an attempt; last_error
--- says the same in words. `attempts_spent` counts in each of them, as failing fast does.
+-- Moves deliveries from the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of
+-- an attempt; last_error says the same in words. `attempts_spent` is added to the attempts of each, as under when_open =
+-- 'attempt'.
 CREATE OR REPLACE FUNCTION webhook.finish_queued(
     event_ids uuid[], endpoint_ids int[], new_status text, new_reason text, attempts_spent int DEFAULT 0) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -50,7 +51,7 @@ BEGIN
     RETURN moved;
 END $$;
 
--- From the queue to the dead letters. As where settle() fails a delivery, it is an alert and counts in the metrics.
+-- Moves deliveries from the queue to the dead letters, with an alert and in the figures, as settle() does.
 CREATE OR REPLACE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], new_reason text, attempts_spent int DEFAULT 0)
     RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -77,9 +78,9 @@ BEGIN
     RETURN moved;
 END $$;
 
--- A delivery as it is queued again, whoever asks: from the start and due now. What had expired does not again, and what was sent or
--- cancelled is not coalesced any more: somebody wants it sent, whatever has come after it. `claim_seq` goes on, so that a late
--- outcome stays late.
+-- The row of a delivery that is queued again: from the start and due now. It loses an expires_at that has passed, and the
+-- coalesce_key if it was sent or cancelled: somebody wants it sent, whatever has come after it. `claim_seq` goes on, so that a
+-- late outcome stays late.
 CREATE OR REPLACE FUNCTION webhook.requeued(d webhook.delivery) RETURNS webhook.delivery
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -105,8 +106,8 @@ BEGIN
     RETURN d;
 END $$;
 
--- Back to the queue: deliveries that have ended as one of these statuses says. Not where the endpoint was removed, or where there
--- is no payload any more.
+-- Moves deliveries that ended with one of these statuses back to the queue, unless the endpoint was removed or the payload is
+-- gone.
 CREATE OR REPLACE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], statuses text[]) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -137,9 +138,9 @@ BEGIN
     RETURN moved;
 END $$;
 
--- These deliveries are gone: their attempts go too, and each event that is older and that no delivery has any more, with
--- all its attempts. An attempt that stays, locked or too many for one step, keeps its event, and is found again by it. Says how
--- many events have gone.
+-- Deletes the attempts of these deliveries, which are gone, and each older event that no delivery has any more, with all its
+-- attempts. An attempt that stays, because it is locked or there are too many for one step, keeps its event, and a later step
+-- finds it by the event. Returns the number of events that it deleted.
 CREATE OR REPLACE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS int
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$

@@ -1,30 +1,32 @@
 -- Order: deliveries of one endpoint with the same ordering_key go out one at a time, in the order of their emission.
 --
--- That is the order of their events' ids, which carry the time of the emission to a quarter of a microsecond. Each endpoint
--- and key with something queued has a lane, and the lane says whose turn it is. The claim opens lanes, each for the first
--- that is queued, takes nothing but what has its turn, and sets the rest it meets aside: waits_for says whose turn it is, and
--- the due index leaves them out. So followers are met once and not in every turn, however many wait behind a failing one. Their
--- own time stays as it is. Retries and
--- lost claims keep the turn; it passes on when its delivery leaves the queue, whoever moves it and wherever to: a trigger
--- sees to it. Under the policy's on_blocked = wait it does not pass on from a dead letter, until somebody sends that again
--- or discards it; but nobody waits for one that was redacted and cannot be sent any more.
+-- The ids of events give that order: they carry the time of the emission to a quarter of a microsecond. Each endpoint and key
+-- with something queued has a lane, and the lane says which event has the turn. The claim opens a lane for the first delivery
+-- that is queued, takes only the delivery that has the turn, and sets the followers that it meets aside: waits_for names the
+-- event that has the turn, and the due index leaves followers out. So the claim meets a follower once and not in every turn,
+-- however many wait behind a failing delivery. Followers keep their own time. Retries and lost claims keep the turn. A trigger
+-- passes it on when its delivery leaves the queue, whoever moves it and wherever to. Under the policy's on_blocked = wait a
+-- dead letter keeps the turn, until somebody sends it again or discards it; but no delivery waits for one that was redacted
+-- and cannot be sent any more.
 --
--- An event of a transaction that commits late is not seen in time: it goes out when it has been committed and the
--- turn that was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they
--- do by updating the same row.
+-- An event of a transaction that commits late is not seen in time: it goes out when it has been committed and the turn that
+-- was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they do by updating
+-- the same row.
 --
--- Nobody waits for a row. What a lock or an old snapshot has kept from being passed on, webhook.keep_order() passes on.
+-- Nothing here waits for a row. webhook.keep_order() passes on turns that a lock or an old snapshot has kept from being passed
+-- on.
 
--- Of these rows, which the caller has locked, those that may be claimed; the others are set aside, and some of those behind them
--- too, which the caller would meet next. Where somebody has locked the
--- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
--- rows are put off for a second, so that they are not in the way of what is behind them.
+-- Returns the rows among these, which the caller has locked, that may be claimed. It sets the others aside, and some
+-- deliveries behind them, which the caller would meet next. If somebody has locked the lane, for example a person who has
+-- cancelled or replayed its delivery and not yet committed, the next turn is not known: such rows are put off for a second, so
+-- that they are not in the way of the deliveries behind them.
 CREATE OR REPLACE FUNCTION webhook.set_followers_aside(row_ids tid[]) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     in_turn tid[];
 BEGIN
-    -- By their ctids alone: asked for an order, or for the predicate of an index, the planner would rather read the whole index.
+    -- This finds rows by their ctids alone: with an order, or with the predicate of an index, the planner would rather read
+    -- the whole index.
     WITH met AS MATERIALIZED (
         SELECT q.endpoint_id, q.ordering_key FROM webhook.delivery_queue q WHERE q.ctid = ANY (row_ids)
     )
@@ -36,12 +38,12 @@ BEGIN
         WHERE q.endpoint_id = met.endpoint_id AND q.ordering_key = met.ordering_key
         ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT 1
     ) first
-    -- Asked first: on a lane that somebody is about to close, ON CONFLICT would wait.
+    -- This comes first, because ON CONFLICT would wait for a lane that somebody is about to close.
     WHERE NOT EXISTS (SELECT FROM webhook.lane l
                       WHERE l.endpoint_id = met.endpoint_id AND l.ordering_key = met.ordering_key OFFSET 0)
     ON CONFLICT DO NOTHING;
 
-    -- While the lane is locked nobody passes its turn on without seeing who was set aside behind it.
+    -- While the lane is locked, no session passes its turn on without seeing the followers that were set aside behind it.
     WITH met AS MATERIALIZED (
         SELECT q.ctid AS row_id, q.endpoint_id, q.ordering_key, q.event_id, lane.event_id AS turn_of,
                q.ordering_key IS NULL OR coalesce(lane.event_id = q.event_id, false) AS is_in_turn
@@ -95,7 +97,7 @@ BEGIN
     RETURN turn_of = q.event_id;
 END $$;
 
--- Their turn has come: followers wait for nothing but their time.
+-- Gives these followers the turn: they wait only for their time.
 CREATE OR REPLACE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -116,7 +118,7 @@ BEGIN
     PERFORM webhook.wake(endpoint_ids, earliest);
 END $$;
 
--- The delivery that had the turn has left the queue or the dead letters: it is the next one's, if there is one.
+-- Passes the turn to the next delivery, if there is one, when the delivery that had it has left the queue or the dead letters.
 CREATE OR REPLACE FUNCTION webhook.pass_turn(of_endpoint int, of_key text, from_event uuid) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -157,7 +159,7 @@ CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
 CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
 
--- Lanes on the next page whose delivery has left the queue; the end is null, as is the beginning.
+-- Lanes on the next page whose delivery has left the queue; null is the beginning, and the end.
 CREATE OR REPLACE FUNCTION webhook.lost_turns(
     INOUT after_endpoint int, INOUT after_key text, page_size int, OUT endpoint_ids int[], OUT ordering_keys text[])
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -176,7 +178,7 @@ BEGIN
                       WHERE q.event_id = p.event_id AND q.endpoint_id = p.endpoint_id AND q.ordering_key = p.ordering_key OFFSET 0);
 END $$;
 
--- Followers on the next page of all that have a key which wait for nobody.
+-- Followers that wait for no event, on the next page of all that have a key.
 CREATE OR REPLACE FUNCTION webhook.lost_followers(
     INOUT after_endpoint int, INOUT after_key text, INOUT after_event uuid, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[])
@@ -200,8 +202,8 @@ BEGIN
     WHERE p.waits_for IS NOT NULL AND (lane.event_id IS NULL OR lane.event_id = p.event_id);
 END $$;
 
--- Now and then, a page of each: turns of deliveries that are gone are passed on, and followers that wait for nobody are called. Says
--- where the next pages begin; null is the beginning.
+-- Passes on the turns of deliveries that are gone, and calls followers that wait for no event: now and then, a page of each.
+-- Returns where the next pages begin; null is the beginning.
 CREATE OR REPLACE FUNCTION webhook.keep_order(
     INOUT lane_endpoint int DEFAULT NULL, INOUT lane_key text DEFAULT NULL,
     INOUT follower_endpoint int DEFAULT NULL, INOUT follower_key text DEFAULT NULL,

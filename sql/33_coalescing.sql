@@ -1,13 +1,12 @@
--- Coalescing: of the events with the same coalesce_key, and of the same tenant, only the newest that waits for an endpoint is
--- sent. A delivery that an event emitted later supersedes becomes CANCELLED, reason coalesced. What is in flight is not
--- called back.
+-- Coalescing: of the events of a tenant with the same coalesce_key, an endpoint gets only the newest one that waits. A
+-- delivery that a later event supersedes becomes CANCELLED, reason coalesced. A delivery in flight is not called back.
 --
--- Emit supersedes what it sees, without waiting for anybody; in REPEATABLE READ and SERIALIZABLE nothing, since there what the
--- worker has done meanwhile would cost the emitter its transaction. Two who emit at the same time do not see each other's
--- events, and what was in flight may come back for another attempt; so the claim looks once more, and takes nothing that has a
--- newer one behind it, nor one whose newer one has been sent already: that would overwrite at the receiver what is newer. What
--- a person sends again by webhook_replay() or with an UPDATE, after it was sent or cancelled, is sent all the same; it has lost its
--- key (requeue(), manual_update()).
+-- Emit supersedes the deliveries that it sees, and waits for no lock. In REPEATABLE READ and SERIALIZABLE it supersedes none,
+-- since a change by the worker meanwhile would cost the emitter its transaction. Two transactions that emit at the same time
+-- do not see each other's events, and a delivery in flight may come back for another attempt. So the claim looks once more,
+-- and takes no delivery that has a newer one behind it, nor one whose newer one has been sent already: at the receiver it
+-- would overwrite the newer state. A delivery that a person sends again by webhook_replay() or with an UPDATE, after it was
+-- sent or cancelled, is sent all the same; it has lost its key (requeue(), manual_update()).
 
 -- The deliveries that are older than one of these events, have its coalesce_key, and wait for an endpoint that it goes to. The
 -- settings are for this statement alone: a function that it called would inherit them.
@@ -42,7 +41,8 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a newer one waits, is in flight or has been sent. With the settings of the caller, who asks for row after row.
+-- Whether a newer delivery waits, is in flight or has been sent. It has the settings of the caller, which asks for row after
+-- row.
 CREATE OR REPLACE FUNCTION webhook.is_superseded(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -61,7 +61,7 @@ BEGIN
                      AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant);
 END $$;
 
--- Of these rows, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
+-- Returns the rows among these, which the caller has locked, that no newer delivery supersedes; it cancels the others.
 CREATE OR REPLACE FUNCTION webhook.cancel_superseded(row_ids tid[]) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE

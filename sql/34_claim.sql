@@ -1,25 +1,25 @@
 -- Claiming: how deliveries leave the queue for the wire.
 --
 -- A sender knows when each endpoint has something due (webhook.agenda, webhook.due), and asks in one call, webhook.exchange(),
--- for as much as each has room for. PENDING becomes SENDING, the attempt is counted, and the row carries the sender's instance
--- and a new claim_seq. After the commit the requests go out. Nothing here waits for a row: what somebody has locked is passed
--- over and tried again a little later.
+-- for as many deliveries as each has room for. PENDING becomes SENDING, the attempt is counted, and the row carries the
+-- sender's instance and a new claim_seq. After the commit the requests go out. Nothing here waits for a row: a claim passes
+-- over a row that somebody has locked and tries it again a little later.
 --
--- The plans are fixed. The queue is empty when they are made, and known to be so after a vacuum, and may have a
--- million rows when they are used: a sequential scan, a sort or a join the wrong way round chosen once would
--- stay. Hence the settings on each function, the LIMITs in the LATERALs, which keep the planner from turning a
--- join around, and plans that are generic from the start.
+-- The plans are fixed. The queue is empty when they are made, and known to be so after a vacuum, and may have a million rows
+-- when they are used: a sequential scan, a sort or a join the wrong way round chosen once would stay. Hence the settings on
+-- each function, the LIMITs in the LATERALs, which keep the planner from turning a join around, and plans that are generic
+-- from the start.
 
--- A position is a time in seconds since 1970: no delivery of the endpoint that could be claimed was due before it. A sender that
--- reads the queue of an endpoint from there does not pass over the dead index entries of all that it has sent: while somebody
--- holds an old snapshot, vacuum cannot remove them. A missing position is the beginning. Positions only save time: what is
--- behind one is found by the next look at all endpoints.
+-- A position is a time in seconds since 1970: no delivery of the endpoint that could be claimed was due before it. A sender
+-- that reads the queue of an endpoint from there does not pass over the dead index entries of all that it has sent: while
+-- somebody holds an old snapshot, vacuum cannot remove them. A missing position is the beginning. Positions only save time:
+-- the next look at all endpoints finds a delivery that is behind one.
 
--- When to ask for each of these endpoints again, and what a sender needs to know of them to decide how many to ask for.
--- due_in_ms is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0 for what is due
--- and a day at most. `is_guarded`: its breaker is not closed, or there is a test, so that more than room decides what is claimed.
--- `new_position` is null where nothing is served, and never later than now: a retry may come before what is scheduled.
--- `is_well`: it has answered, in the last days, and not failed since.
+-- When to ask for each of these endpoints again, and what a sender needs to know of them to decide how many deliveries to ask
+-- for. due_in_ms is null if nothing may be sent now: the endpoint is paused, disabled or not ours, or all its deliveries are
+-- in flight. It is 0 if something is due, and a day at most. `is_guarded`: the breaker is not closed, or there is a test, so
+-- that more than room decides what is claimed. `new_position` is null if the endpoint is not served, and never later than now:
+-- a retry may come before a scheduled delivery. `is_well`: the endpoint has answered, in the last days, and not failed since.
 CREATE OR REPLACE FUNCTION webhook.due(
     endpoint_ids int[], positions float8[] DEFAULT NULL, our_origin text DEFAULT NULL)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, new_position float8, max_in_flight int, rate_limit float8, breaker_state text,
@@ -33,7 +33,7 @@ BEGIN
     SELECT asked.id,
            ceil(greatest(0, least(86400, date_part('epoch', CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END
                                                             - now()))) * 1000)::bigint,
-           -- A microsecond less, which the number may lose on its way.
+           -- This takes off a microsecond, which the number may lose on its way.
            CASE WHEN ours.is_served THEN date_part('epoch', least(waiting.next_attempt_at, now()) - interval '1 us') END,
            ours.max_in_flight, ours.rate_limit::float8, coalesce((breaker.b).state, 'CLOSED'),
            guard.due IS NOT NULL, coalesce((guard.due).turns_away, false),
@@ -54,7 +54,7 @@ BEGIN
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = ours.id LIMIT 1) breaker ON true
-    -- The LIMIT has the WHERE asked before the function is called.
+    -- The LIMIT makes the server check the WHERE before it calls the function.
     LEFT JOIN LATERAL (
         SELECT webhook.next_look_at_breaker(breaker.b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due
         WHERE (breaker.b).state <> 'CLOSED' OR (breaker.b).retries_before IS NOT NULL OR (breaker.b).test_event_id IS NOT NULL
@@ -62,9 +62,10 @@ BEGIN
     ) guard ON true;
 END $$;
 
--- The next endpoints with something queued, in the order of their ids, about that many, and the position of each; the last
--- of them where there may be more. Endpoints whose deliveries are all parked or wait for their turn are not among them. Those
--- `later` have nothing that is due within a minute, and no breaker that may ask for a probe: webhook.due() says no more of them.
+-- The next endpoints with something queued, in the order of their ids, about that many, and the position of each;
+-- `goes_on_after` is the last of them if there may be more. It leaves out endpoints whose deliveries are all parked or wait
+-- for their turn. The `later` ones have nothing that is due within a minute, and no breaker that may ask for a probe:
+-- webhook.due() says no more of them.
 CREATE OR REPLACE FUNCTION webhook.agenda(
     after_endpoint int, page_size int, OUT endpoint_ids int[], OUT positions float8[], OUT later_endpoint_ids int[],
     OUT later_in_ms bigint[], OUT goes_on_after int)
@@ -74,7 +75,8 @@ CREATE OR REPLACE FUNCTION webhook.agenda(
 DECLARE
     entries_at_a_time CONSTANT int := 7;
 BEGIN
-    -- A loose index scan: a descent of the index reads the entries of one endpoint with a backlog, or of many that have few.
+    -- This is a loose index scan: one descent of the index reads the entries of one endpoint with a backlog, or of many that
+    -- have few.
     WITH RECURSIVE step AS (
         SELECT 0 AS ordinal, after_endpoint AS last_endpoint, NULL::int[] AS ids, NULL::timestamptz[] AS times
         UNION ALL
@@ -104,7 +106,7 @@ BEGIN
           FROM page) p;
 END $$;
 
--- A time as the body of a request has it.
+-- A time in the form that the body of a request has.
 CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
@@ -113,8 +115,8 @@ CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN coalesce(v.payload_bytes, octet_length(v.payload::text));
 
--- Of these rows, which are locked and in the order in which they are due, those that fit: each bound is exceeded by one payload
--- at most.
+-- Returns the rows that fit, of these, which are locked and in the order in which they are due: one payload at most exceeds
+-- each bound.
 CREATE OR REPLACE FUNCTION webhook.within_byte_rooms(
     row_ids tid[], sizes int[], endpoint_ids int[], byte_rooms bigint[], byte_room bigint) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -131,10 +133,10 @@ BEGIN
               WHERE due.bytes_before < room.bytes) fitting);
 END $$;
 
--- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
--- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
--- one payload at most. The queue of an endpoint is read from positions[i]. `new_routes` are those of these endpoints whose
--- route is not the one that known_routes[i] stands for. Where breakers are locked, all of these endpoints are taken to be well.
+-- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and returns their rows. It picks no
+-- more of an endpoint when byte_rooms[i] is full, and no more at all when byte_room is: one payload at most exceeds each
+-- bound. It reads the queue of an endpoint from positions[i]. `new_routes` are the endpoints whose route is not the one that
+-- known_routes[i] stands for. If breakers are locked, it takes all of these endpoints to be well.
 CREATE OR REPLACE FUNCTION webhook.pick(
     endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[], known_routes text[],
     our_origin text, breakers_are_locked boolean, OUT picked tid[], OUT new_routes int[])
@@ -149,7 +151,7 @@ DECLARE
     some_are_guarded boolean;
     breakers webhook.breaker[];
 BEGIN
-    -- A statement of their own, since one that names the table would wait for whoever has locked it.
+    -- This is a statement of its own, since one that names the table would wait for the session that has locked it.
     IF NOT breakers_are_locked THEN
         breakers := ARRAY(SELECT breaker.b
                           FROM unnest(endpoint_ids) WITH ORDINALITY AS w (endpoint_id, ordinal)
@@ -169,7 +171,7 @@ BEGIN
             FROM webhook.endpoint e, webhook.route_stamp(e.id, e.xmin, e.policy, e.format) route
             WHERE e.id = w.endpoint_id LIMIT 1
         ) e
-        -- Once for each endpoint, and not for each row.
+        -- OFFSET 0 computes this once for each endpoint, and not for each row.
         CROSS JOIN LATERAL (
             SELECT (breakers[w.ordinal]).state, (breakers[w.ordinal]).retries_before, (breakers[w.ordinal]).test_event_id OFFSET 0
         ) guard
@@ -178,7 +180,7 @@ BEGIN
                    coalesce(q.payload_bytes, (SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
             FROM webhook.delivery_queue q
             WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
-              -- For the index: unless retries are brought forward, it is read no further.
+              -- These bounds limit the scan of the index, unless retries are brought forward.
               AND q.next_attempt_at >= coalesce(to_timestamp(w.position), '-infinity')
               AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
             ORDER BY q.next_attempt_at, q.event_id
@@ -196,7 +198,7 @@ BEGIN
         IF some_are_ordered THEN
             picked := webhook.set_followers_aside(picked);
         END IF;
-        -- Where all that was met had to be set aside or cancelled, what is behind it may go.
+        -- If all rows were set aside or cancelled, the deliveries behind them may go.
         EXIT WHEN cardinality(picked) > 0;
     END LOOP;
 
@@ -206,8 +208,8 @@ BEGIN
     END IF;
 END $$;
 
--- Where events come from, as CloudEvents say it: /webhook/<database>, or /webhook/<webhook.site>/<database>. What not every URI may
--- have is percent-encoded.
+-- The source of events in CloudEvents: /webhook/<database>, or /webhook/<webhook.site>/<database>. Characters that a URI may
+-- not have are percent-encoded.
 CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT '/webhook' || string_agg(CASE WHEN chr(b.byte) ~ '[A-Za-z0-9._~/-]' THEN chr(b.byte)
@@ -216,7 +218,8 @@ CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
                  generate_series(0, octet_length(path) - 1) AS at,
                  LATERAL (SELECT get_byte(path, at) AS byte) b);
 
--- What a route is made of, by the versions of its rows: another stamp is another route. Whoever remembers a route compares.
+-- The versions of the rows that a route is made of: another stamp is another route. A sender that remembers a route compares
+-- stamps.
 CREATE OR REPLACE FUNCTION webhook.route_stamp(endpoint_id int, endpoint_version xid, policy text, format text)
     RETURNS TABLE (stamp text)
     LANGUAGE sql STABLE

@@ -1,31 +1,32 @@
--- Senders: who delivers, and which endpoints each of them serves.
+-- Senders: which processes deliver, and which endpoints each of them serves.
 --
--- A sender is a session that claims and settles: the worker of the server, or a relay. It takes a number, signs its claims with
--- it, and holds an advisory lock on it as long as its session lasts. The session is the truth: a sender is alive while the backend
--- that it has registered, logged in as the same role, holds that lock. Anybody may take any advisory lock, so one that another
--- backend holds proves nothing.
+-- A sender is a session that claims and settles: the worker of the server, or a relay. It takes a number, signs its claims
+-- with it, and holds an advisory lock on it as long as its session lasts. The session is the truth: a sender is alive while
+-- the backend that it has registered, logged in as the same role, holds that lock. Any session may take any advisory lock, so
+-- a lock of another backend proves nothing.
 --
--- A relay that is cut off does not learn that its session has ended, and has claims in hand. So it counts as alive a little longer:
--- a relay begins a request only within webhook.longest_silence() of a question that its session has answered, by its own clock
--- (relay/src/silence.rs). A session answers nothing after its end. Whoever notices the end first notes the time, and from
--- longest_silence() after that on the relay sends nothing more; then its shares and its claims are free. That holds whatever has
--- ended the session, and whatever is between the relay and the server. A relay that is back in a new session says which run was its
--- own, and nobody waits. The worker of the server is gone when its session is.
+-- A relay that is cut off does not learn that its session has ended, and has claims in hand. So it counts as alive a little
+-- longer: a relay begins a request only within webhook.longest_silence() of a question that its session has answered, by its
+-- own clock (relay/src/silence.rs). A session answers nothing after its end. The first sender that notices the end notes the
+-- time; longest_silence() later the relay sends nothing more, and its shares and its claims are free. That holds whatever has
+-- ended the session, and whatever is between the relay and the server. A relay that is back in a new session says which run
+-- was its own, and no sender waits. The worker of the server is gone when its session is.
 --
 -- The endpoints are divided into webhook.senders shares, by the remainder of their ids. A share is a lease: it belongs to one
--- sender until that sender gives it up or its session ends, so that an endpoint has one sender at a time, which alone knows how
--- much it may send. Each sender holds its part of the shares, at most; what no living sender holds is taken by the first that
--- asks. Where webhook.senders changes, the old shares must all be given up before a new one is taken: they overlap.
+-- sender until that sender gives it up or its session ends, so that an endpoint has one sender at a time, which alone knows
+-- how much it may send. Each sender holds its part of the shares, at most; the first sender that asks takes a share that no
+-- living sender holds. If webhook.senders changes, all old shares must be given up before a sender takes a new one: they
+-- overlap.
 --
--- A sender asks for its shares again and again. Nothing is written as long as nothing changes.
+-- A sender asks for its shares again and again. It writes nothing as long as nothing changes.
 
--- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
+-- The first of the two keys of that lock: "webh", so that other people's advisory locks are not in the way.
 CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
 
 CREATE OR REPLACE FUNCTION webhook.longest_silence() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '2 s';
 
--- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. Somebody may
--- have locked a number, or many: the next one does as well. The tries are bounded; the next sender goes on after them.
+-- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. If
+-- somebody has locked a number, it takes the next one. The tries are bounded; the next sender goes on after them.
 CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text, earlier int[] DEFAULT '{}') RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -73,7 +74,7 @@ CREATE OR REPLACE FUNCTION webhook.has_session(sender_id int) RETURNS boolean
                      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                      AND l.classid = webhook.sender_lock()::oid AND l.objid = s.id::oid);
 
--- A time that lies ahead was noted before somebody set the clock back, and means nothing.
+-- A time in the future was noted before somebody set the clock back, and means nothing.
 CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM webhook.sender s
@@ -83,7 +84,7 @@ CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolea
                                                    OR clock_timestamp() BETWEEN s.lost_at
                                                                             AND s.lost_at + webhook.longest_silence())));
 
--- Those that are alive. A transaction sees the sessions as of its first look at them, so it looks anew.
+-- The senders that are alive. A transaction sees the sessions as of its first look at them, so this looks anew.
 CREATE OR REPLACE FUNCTION webhook.living_senders() RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -91,7 +92,7 @@ BEGIN
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE webhook.is_sender_alive(s.id) ORDER BY s.id);
 END $$;
 
--- Notes which sessions have ended, so that their time begins to run.
+-- Notes which sessions have ended, so that the time of their senders begins to run.
 CREATE OR REPLACE FUNCTION webhook.note_lost_senders() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -109,8 +110,8 @@ BEGIN
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE s.id <> ALL (living));
 END $$;
 
--- Notes how much it has in flight, for people to see. Says what it holds of the shares and is to keep, and what it is to give
--- up as soon as it has nothing of it in flight. `total` is the number of shares that there are.
+-- Notes how many deliveries the sender has in flight, for people to see. Returns the shares that it holds and is to keep, and
+-- those that it is to give up as soon as it has nothing of them in flight. `total` is the number of all shares.
 CREATE OR REPLACE FUNCTION webhook.take_shares(sender int, in_flight int, OUT total int, OUT kept int[], OUT given_up int[])
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 #variable_conflict use_column
@@ -149,7 +150,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- None as long as there is a lease of another division.
+-- There is no free share as long as there is a lease of another division.
 CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS SETOF int
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -158,7 +159,7 @@ CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS 
                           WHERE h.sender_id = ANY (living) AND (h.number = s.number OR h.total <> free_shares.total));
     END;
 
--- The settings that a sender goes by which is not the worker, and so does not have them.
+-- The settings for a relay: only the worker has those of the server.
 CREATE OR REPLACE FUNCTION webhook.sender_settings() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -172,8 +173,8 @@ BEGIN
         'allow_ports', webhook.setting('allow_ports'), 'require_https', webhook.setting('require_https'));
 END $$;
 
--- Tells other senders that something was committed for them, which they cannot see by themselves: the worker does, at a pace of its
--- own, so that no emitter touches the queue of notifications, whose lock all who commit with one wait for.
+-- Tells other senders that something was committed for them, which they cannot see by themselves. The worker calls this at a
+-- pace of its own, so that no emitter touches the queue of notifications, whose lock all commits with a notification wait for.
 CREATE OR REPLACE FUNCTION webhook.ring() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -183,7 +184,7 @@ BEGIN
     END IF;
 END $$;
 
--- Gives up shares of which it has nothing in flight.
+-- Gives up shares that have nothing in flight.
 CREATE OR REPLACE FUNCTION webhook.release_shares(sender int, numbers int[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 BEGIN

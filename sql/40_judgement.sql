@@ -1,10 +1,10 @@
--- Judging: what the end of an attempt means for its delivery. An outcome is judged here, once; the queue, the breaker, the
--- log, the counters and the alerts read this row.
+-- Judging: the meaning of an attempt's end for its delivery. An outcome is judged here, once; the queue, the breaker, the log,
+-- the counters and the alerts read this row.
 --
--- `failure` is the code of an attempt without an answer, or 'released' where the worker gives its claim back. These are
--- expressions that the planner puts in place: a call for each outcome would double what a success costs.
+-- `failure` is the code of an attempt without an answer, or 'released' if the worker gives its claim back. These are
+-- expressions that the planner inlines: a call for each outcome would double the cost of a success.
 
--- The code of an outcome that is no success. Where a status was read it is that, whatever came after it.
+-- The code of an outcome that is no success. If a status was read, the code is 'status', whatever came after it.
 CREATE OR REPLACE FUNCTION webhook.reason_of(status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN status_code IS NOT NULL THEN 'status' WHEN failure <> 'released' THEN failure END;
@@ -18,8 +18,8 @@ CREATE OR REPLACE FUNCTION webhook.judgement(
         CASE WHEN verdict = 'success' THEN 'SENT'
              WHEN verdict = 'release' OR (verdict = 'retry' AND attempts < max_attempts) THEN 'PENDING'
              ELSE 'FAILED' END,
-        -- A delivery whose claim is given back keeps the time that it had. After trouble of our own a second passes, so as
-        -- not to spin.
+        -- A delivery whose claim is given back keeps the time that it had. After local trouble of the sender it waits for a
+        -- second, so that the sender does not spin.
         CASE WHEN verdict = 'release' AND failure = 'local' THEN ended_at + interval '1 s'
              WHEN verdict = 'retry' AND attempts < max_attempts
              THEN ended_at + webhook.backoff_delay(
@@ -27,7 +27,7 @@ CREATE OR REPLACE FUNCTION webhook.judgement(
         CASE WHEN verdict <> 'success' THEN webhook.reason_of(status_code, failure) END
     )::webhook.judgement;
 
--- `draw`, between 0 and 1, is for the jitter.
+-- `draw`, between 0 and 1, places the delay within the jitter.
 CREATE OR REPLACE FUNCTION webhook.judge(
     p webhook.policy, attempts int, max_attempts int, status_code int, failure text, retry_after_s float8,
     ended_at timestamptz, draw float8) RETURNS webhook.judgement

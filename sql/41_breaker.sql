@@ -11,21 +11,21 @@
 -- An endpoint that never failed has no row, and success writes nothing as long as there is nothing to reset.
 --
 -- CLOSED counts failures: every failed attempt or, with breaker_counts = final, every delivery that has failed for
--- good. A success sets the count to 0. While it is OPEN nothing is claimed; 43_open_breaker.sql has what becomes of what is due.
+-- good. A success sets the count to 0. A sender claims nothing while it is OPEN; 43_open_breaker.sql says what becomes of due
+-- deliveries.
 --
--- The probe is a lease. Claiming it locks the row of the breaker, writes which claim it is and until when it is waited
--- for, and nobody sends another one meanwhile. Only that claim's outcome moves HALF_OPEN; what else was still under
--- way when the breaker opened changes nothing but the log. If the outcome does not come (the worker died, a person
--- cancelled the delivery), the lease runs out and another delivery is the probe; but not while the old one is still
--- SENDING, since it may just be slow: recovery ends that.
+-- The probe is a lease. Claiming it locks the row of the breaker and writes which claim it is and until when the breaker
+-- waits for it, and no sender sends another one meanwhile. Only that claim's outcome moves HALF_OPEN; the outcome of any other
+-- request that was under way when the breaker opened changes nothing but the log. If the outcome does not come (the worker
+-- died, a person cancelled the delivery), the lease runs out and another delivery is the probe; but not while the old one is
+-- still SENDING, since it may just be slow: recovery ends that.
 --
--- When the breaker closes, what has piled up must not fall upon an endpoint that has just got up: the sender begins with one
--- request at a time, and doubles that with each round.
--- `retries_before` makes retries that wait for their time due at once; written once, where an UPDATE of each of them would
--- take as long as they are many.
+-- When the breaker closes, the backlog must not overload an endpoint that has just recovered: the sender begins with one
+-- request at a time, and doubles that with each round. `retries_before` makes waiting retries due at once. It is written
+-- once; an UPDATE of each retry would take as long as they are many.
 --
--- settle() hands in the outcomes of a batch with their judgements; what each of them does to the breaker is in
--- webhook.follow(), which reads and writes nothing but its arguments.
+-- settle() hands in the outcomes of a batch with their judgements. webhook.follow() applies each of them to the breaker, and
+-- reads and writes nothing but its arguments.
 
 CREATE OR REPLACE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
     LANGUAGE sql IMMUTABLE
@@ -86,7 +86,8 @@ BEGIN
         has_tripped := false;
 
         IF o.verdict = 'release' OR o.reason IN ('event_deleted', 'invalid_event') THEN
-            -- Not sent after all, so another delivery may be the probe; after trouble of our own when this one is due again.
+            -- The probe was not sent, so another delivery may be the probe; after local trouble of the sender, when this one
+            -- is due again.
             IF is_probe THEN
                 b.state := 'OPEN';
                 b.probe_at := coalesce(o.next_attempt_at, o.ended_at);
@@ -118,7 +119,7 @@ BEGIN
                 IF p.failure_threshold > 0 THEN
                     b := webhook.opened(b, p, o.ended_at);
                 ELSE
-                    -- Switched off meanwhile: closed, with the failures that it had.
+                    -- The policy has switched the breaker off meanwhile: it is closed, and keeps its count of failures.
                     b := webhook.closed(b, o.ended_at, b.consecutive_failures);
                     alerts := alerts || webhook.alert_about(b.endpoint_id, 'closed', NULL, NULL, is_own);
                 END IF;
@@ -156,8 +157,8 @@ CREATE OR REPLACE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.test_event_id IS NULL;
 
--- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. Nobody is waited for: it returns
--- the endpoints that somebody has locked, or whose breaker, and has done nothing about them.
+-- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. It waits for no lock: it does
+-- nothing about endpoints that somebody has locked, or whose breaker, and returns them.
 CREATE OR REPLACE FUNCTION webhook.move_breakers(outcomes webhook.outcome[]) RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -182,7 +183,7 @@ BEGIN
         RETURN locked;
     END IF;
 
-    -- The endpoint is locked too where an outcome may disable it, or a test may enable it.
+    -- This locks the endpoint too if an outcome may disable it, or a test may enable it.
     FOR guarded IN
         SELECT batch.endpoint_id, batch.outcomes, rule.policy, breaker.row AS breaker, endpoint.disabled_reason,
                (rule.may_switch AND endpoint.id IS NULL)
@@ -236,7 +237,7 @@ BEGIN
         opened_at = excluded.opened_at, trips = excluded.trips, probe_at = excluded.probe_at,
         probe_event_id = excluded.probe_event_id, probe_claim_seq = excluded.probe_claim_seq,
         retries_before = excluded.retries_before,
-        -- A row that was not there has been made by a test since.
+        -- A test has made the row since, if it was not there before.
         test_event_id = CASE WHEN old.endpoint_id = ANY (first_failed) THEN old.test_event_id ELSE excluded.test_event_id END
     WHERE old IS DISTINCT FROM excluded;
 
@@ -254,10 +255,10 @@ BEGIN
                           AND q.claim_seq = b.probe_claim_seq AND q.status = 'SENDING');
 END $$;
 
--- Where pick() finds the deliveries that go out although nothing else may: one probe for each breaker that is due
--- for it, and tests. The probe is what has waited longest, retries that wait for their time included; not what has to wait for
--- its turn or was superseded. Of that no more than a page is passed over, and then set aside or cancelled as in pick(), so that
--- the next call gets further.
+-- Finds the deliveries that go out although nothing else may, for pick(): one probe for each breaker that is due for it, and
+-- tests. The probe is the delivery that has waited longest, retries before their time included; but none that has to wait for
+-- its turn or was superseded. It passes over no more than a page of those, and then sets them aside or cancels them as pick()
+-- does, so that the next call gets further.
 CREATE OR REPLACE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

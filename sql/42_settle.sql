@@ -1,25 +1,25 @@
 -- Settling: what becomes of a delivery when its attempt has ended.
 --
--- The worker hands in a batch of outcomes. Each is applied only while the delivery is still SENDING under the claim that it
--- belongs to: a person may have cancelled or requeued it meanwhile, another worker may have claimed it again, and a late
--- result must not overwrite what they did; it is only logged. A batch that is settled twice changes nothing the second
--- time. Nobody is waited for: where somebody has locked the delivery, or the breaker or endpoint that the outcome may
--- change, the outcome is handed back, and the worker brings it again.
+-- The worker hands in a batch of outcomes. An outcome is applied only while the delivery is still SENDING under the claim of
+-- that outcome: a person may have cancelled or requeued it meanwhile, another worker may have claimed it again, and a late
+-- result must not overwrite their changes; it is only logged. A batch that is settled twice changes nothing the second time.
+-- settle() waits for no lock: if somebody has locked the delivery, or the breaker or endpoint that the outcome may change, it
+-- hands the outcome back, and the worker brings it again.
 --
--- A batch gives what its outcomes would give one by one in the order in which they ended, however they were gathered.
+-- A batch has the same effect as its outcomes one by one in the order in which they ended, however they were gathered.
 --
 -- Rows are found by their keys one by one (LATERAL, LIMIT) and then by their ctids, so that a plan made while the queue was
--- empty never reads all of it. They are locked by the first statement, so they stay where they are for the others.
+-- empty never reads all of it. The first statement locks them, so they stay where they are for the others.
 
--- Events of the extension itself: alerts and tests.
+-- Whether it is an event of the extension itself: an alert or a test.
 CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN event_type LIKE 'webhook.%';
 
--- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
--- outcomes are handed back; what was finished, for webhook.add_figures(), as arrays of endpoint, status, latency class, deliveries,
--- those that were retried, and their retries; and the earliest time of what may be claimed again or has its turn now, for the
--- position of its endpoint. `is_plain`: nothing has changed but that these deliveries were sent.
+-- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose outcomes
+-- are handed back; the finished deliveries for webhook.add_figures(), as arrays of endpoint, status, latency class,
+-- deliveries, deliveries that were retried, and their retries; and for the position of each endpoint, the earliest time of a
+-- delivery that may be claimed again or has its turn now. `is_plain`: nothing has changed but that these deliveries were sent.
 CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
@@ -55,7 +55,7 @@ BEGIN
         WHERE settled IS NULL OR o.ordinal <> ALL (settled);
     END IF;
 
-    -- Read each policy once. The endpoints are in order, so that a search by halves finds the policy of an outcome: a join
+    -- This reads each policy once. The endpoints are in order, so that a binary search finds the policy of an outcome: a join
     -- without an index would compare every outcome with every endpoint.
     SELECT array_agg(id ORDER BY id), array_agg(shared.policy ORDER BY id) INTO endpoints, policies
     FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(batch.endpoint_id) AS endpoint_ids
@@ -102,7 +102,7 @@ BEGIN
         OFFSET 0
     ) j;
 
-    -- Move the breakers. Most batches are successes of endpoints that are well, and change nothing there.
+    -- Most batches are successes of endpoints that are well, and move no breaker.
     IF NOT all_succeeded
        OR EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = ANY (endpoint_ids) AND NOT webhook.is_at_rest(b)) THEN
         handed_back := webhook.move_breakers(outcomes);
@@ -117,8 +117,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- What is finished leaves the queue, and is counted. In one statement, since the turn of an ordering key passes on at the
-    -- end of it, and stays with a dead letter under on_blocked = wait.
+    -- Finished deliveries leave the queue and are counted, in one statement: at its end the turn of an ordering key passes on,
+    -- or stays with a dead letter under on_blocked = wait.
     WITH finished AS (
         DELETE FROM webhook.delivery_queue q USING unnest(outcomes) AS o
         WHERE q.ctid = o.row_id AND o.status <> 'PENDING'
@@ -148,7 +148,8 @@ BEGIN
         RETURN;
     END IF;
 
-    -- What failed and has an attempt left waits for it; one that failed by trouble of our own does not count.
+    -- A delivery that failed and has an attempt left waits for it; an attempt that failed by local trouble of the sender does
+    -- not count.
     UPDATE webhook.delivery_queue q
     SET status = 'PENDING', wait_reason = 'retry', claimed_at = NULL, claimed_by = NULL,
         attempts = CASE o.verdict WHEN 'release' THEN q.attempts - 1 ELSE q.attempts END,
@@ -157,7 +158,7 @@ BEGIN
     FROM unnest(outcomes) AS o
     WHERE q.ctid = o.row_id AND o.status = 'PENDING' AND o.reason IS NOT NULL;
 
-    -- A claim that was given back is as if it had never been made.
+    -- A claim that was given back leaves the delivery as if it had never been made.
     UPDATE webhook.delivery_queue q
     SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL, attempts = q.attempts - 1
     FROM unnest(outcomes) AS o
@@ -184,9 +185,9 @@ BEGIN
        OR (o.verdict = 'success' AND o.keep_sent AND (logs_success OR o.event_type = 'webhook.test'))
     ON CONFLICT DO NOTHING;
 
-    -- And what came too late; but not an outcome that was applied before and comes again, because a sender did not learn that
-    -- its commit had succeeded. Whoever redacts its event waits for this lock, and finds the excerpt; a redacted event gets
-    -- none.
+    -- The log has late outcomes too; but not one that was applied before and comes again because a sender did not learn that
+    -- its commit had succeeded. A session that redacts the event waits for this lock, and finds the excerpt; a redacted event
+    -- gets none.
     INSERT INTO webhook.attempt
         (event_id, endpoint_id, claim_seq, verdict, status_code, reason, error, response_excerpt, duration_ms, finished_at)
     SELECT o.event_id, o.endpoint_id, o.claim_seq, o.verdict, o.status_code, o.reason, o.error,
@@ -213,7 +214,7 @@ BEGIN
     WHERE o.status = 'FAILED' AND NOT webhook.is_own(o.event_type)
     GROUP BY o.endpoint_id;
 
-    -- Under keep_sent = false nothing stays of a delivery that was sent, nor of its event if that was the last one.
+    -- Under keep_sent = false a sent delivery is deleted, and its event too if no other delivery needs it.
     IF NOT all_are_kept THEN
         PERFORM webhook.forget(array_agg(o.event_id), array_agg(o.endpoint_id), 'infinity')
         FROM unnest(outcomes) AS o

@@ -1,14 +1,14 @@
--- Successes of endpoints that are well: most of what there is to settle. Nothing is judged, no breaker moves and nothing is
--- logged, so one statement does it; webhook.settle() has the rest.
+-- Successes of endpoints that are well: most of what there is to settle. They need no judgement, move no breaker and are not
+-- logged, so one statement settles them; webhook.settle() does the rest.
 
--- Moves deliveries into the history, of endpoints of which this batch has only successes, whose breakers are at rest, and whose
--- policies keep what was sent. Says which of the outcomes are settled by that and what was finished, as webhook.settle() does.
--- What somebody has locked, what came late, tests, and deliveries with an ordering key are not settled.
+-- Moves deliveries into the history if this batch has only successes of their endpoint, its breaker is at rest, and its policy
+-- keeps sent deliveries. Returns the outcomes that this settles and the finished deliveries, as webhook.settle() does. It does
+-- not settle locked rows, late outcomes, tests, and deliveries with an ordering key.
 --
--- No row is locked first: nobody but the claim has written it where xmax is empty, or the claim's own lock, which has the xid
+-- It locks no row first: only the claim has written the row if xmax is empty, or is the claim's own lock, which has the xid
 -- that also made this version of the row. If somebody takes the row between the look and the DELETE, the DELETE waits, at most
--- for lock_timeout, and then meets another version or none; so the counts differ, and the sender begins anew. That saves 56 bytes
--- of WAL a row, and a scan by ctid for each.
+-- for lock_timeout, and then meets another version or none; so the counts differ, and the sender begins anew. This saves 56
+-- bytes of WAL a row, and a scan by ctid for each.
 CREATE OR REPLACE FUNCTION webhook.settle_successes(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], durations_ms int[],
     ages_ms float8[], OUT settled bigint[], OUT finished jsonb)

@@ -1,7 +1,7 @@
 -- While a breaker is open: its endpoint's deliveries wait, unless the policy says otherwise.
 
--- When to look again at an endpoint that has a breaker to follow; null where only somebody's commit or an outcome can
--- change that. `turns_away`: deliveries that are due do not wait meanwhile, and webhook.turn_away() takes care of them.
+-- When to look again at an endpoint that has a breaker to follow; null if only a commit or an outcome can change that.
+-- `turns_away`: due deliveries do not wait meanwhile, and webhook.turn_away() takes care of them.
 CREATE OR REPLACE FUNCTION webhook.next_look_at_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
                                            OUT due_at timestamptz, OUT turns_away boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -20,7 +20,7 @@ BEGIN
     ELSIF b.state = 'CLOSED' THEN
         due_at := CASE WHEN b.retries_before IS NULL THEN first_due ELSE least(first_due, now()) END;
     ELSIF webhook.probe_is_due(b) THEN
-        -- A retry may be the probe before its time. It is looked for where nothing is due, or the search would go through
+        -- A retry may be the probe before its time. This looks for one only if nothing is due, or the search would go through
         -- the whole backlog.
         due_at := CASE WHEN first_due <= now() THEN first_due
                        WHEN EXISTS (SELECT FROM webhook.delivery_queue q
@@ -39,14 +39,15 @@ BEGIN
     due_at := least(due_at, test_due_at);
 END $$;
 
--- `skip` cancels a due delivery that was emitted since the breaker opened, and since then neither tried nor asked for by a person,
--- who wants it sent.
+-- `skip` cancels a due delivery that was emitted after the breaker opened, unless it was tried since, or a person asked for
+-- it.
 CREATE OR REPLACE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, opened_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN created_at >= opened_at AND wait_reason = 'new';
 
--- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
--- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many in all; says how many.
+-- Handles due deliveries while a breaker is not closed: `skip` cancels those that were emitted since it opened and holds the
+-- rest, `fail` fails them, and `attempt` takes one attempt off them, without sending anything. It handles at most that many in
+-- all, and returns how many.
 CREATE OR REPLACE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -111,8 +112,8 @@ BEGIN
     RETURN turned_away;
 END $$;
 
--- Fails what is not worth sending any more (expires_at), whatever the state of its endpoint; nothing claims it meanwhile. At
--- most that many; says how many.
+-- Fails deliveries whose expires_at has passed, whatever the state of their endpoint; no sender claims them meanwhile. Fails
+-- at most that many, and returns how many.
 CREATE OR REPLACE FUNCTION webhook.expire_overdue(page_size int) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -129,8 +130,8 @@ BEGIN
     RETURN coalesce(expired, 0);
 END $$;
 
--- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as
--- long. At most that many in all; says how many.
+-- Fails deliveries that have been due for longer than the policy's hold_for while their endpoint was open, paused or disabled
+-- for as long. Fails at most that many in all, and returns how many.
 CREATE OR REPLACE FUNCTION webhook.expire_kept_back(page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -156,7 +157,7 @@ BEGIN
     RETURN coalesce(expired, 0);
 END $$;
 
--- Both, a page of each; says how many.
+-- Does both, a page of each; returns how many deliveries failed.
 CREATE OR REPLACE FUNCTION webhook.expire_waiting(page_size int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

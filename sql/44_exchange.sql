@@ -1,22 +1,23 @@
--- The exchange: a sender hands in what has ended and gets what to send next, in one transaction and one call.
+-- The exchange: a sender hands in outcomes and gets the deliveries to send next, in one transaction and one call.
 --
--- Settling comes first, so that a breaker that opens keeps back what would have been claimed, and one that closes lets it go.
+-- Settling comes first, so that a breaker that opens keeps deliveries back before they are claimed, and one that closes lets
+-- them go.
 
--- Outcomes as webhook.settle() takes them, then the endpoints that are asked about, each with its position, and then wishes as
--- webhook.pick() takes them, for the first of these endpoints; each may be empty. The last `asked_for_outcomes` endpoints are asked
--- about only because of their outcomes, which need not be where these have changed nothing. Each row is a claim, but for the last,
--- which has only the report:
+-- The parameters are outcomes as webhook.settle() takes them, then the endpoints that the sender asks about, each with its
+-- position, and then wishes as webhook.pick() takes them, for the first of these endpoints; each may be empty. The last
+-- `asked_for_outcomes` endpoints are there only because of their outcomes, and are left out if these have changed nothing.
+-- Each row is a claim, but for the last, which has only the report:
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
---   finished  what webhook.add_figures() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
+--   finished  deliveries for webhook.add_figures() later, as [endpoint, status, latency class, deliveries, retried, retries]
 --   routes    how to reach the endpoints of the claims, but for those whose route is the one that known_routes stands for
---   due       of each endpoint that is asked about, when to ask again
+--   due       for each endpoint that the sender asks about, when to ask again
 --
 -- An attempt is counted when it is claimed and not when it ends, so that a delivery that kills its worker runs out of attempts.
--- The payload is null where somebody has deleted or redacted the event.
+-- The payload is null if somebody has deleted or redacted the event.
 --
--- Where somebody has locked the table of breakers (VACUUM FULL does), a sender asks with `breakers_are_locked` for endpoints that it
--- knows to be well, and hands nothing in. Such a call reads no breaker, so nothing is due by it either.
+-- If somebody has locked the table of breakers (VACUUM FULL does), a sender asks with `breakers_are_locked` for endpoints that
+-- it knows to be well, and hands nothing in. Such a call reads no breaker, so it returns nothing due either.
 CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
@@ -63,7 +64,7 @@ BEGIN
         claims := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
                                known_routes, our_origin, breakers_are_locked);
         IF cardinality(claims.picked) > 0 THEN
-            -- They are locked, so they keep their ctids.
+            -- The rows are locked, so they keep their ctids.
             RETURN QUERY
             WITH claimed AS (
                 UPDATE webhook.delivery_queue q

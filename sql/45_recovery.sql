@@ -1,10 +1,10 @@
 -- Recovery: a claim whose worker is gone, or has forgotten it, goes back to the queue.
 --
--- The queue is read in pages, by its primary key: page after page when a sender has died, which its row in webhook.sender
--- tells, and otherwise a page now and then, for claims that a restore has brought or that nobody remembers.
+-- Recovery reads the queue in pages, by its primary key: page after page when a sender has died, as its row in webhook.sender
+-- tells, and otherwise a page now and then, for claims that a restore has brought or that no sender remembers.
 
--- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
--- left the delivery has failed. Says how many of the rows somebody has locked.
+-- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. A delivery with no
+-- attempt left fails. Returns how many of the rows somebody has locked.
 CREATE OR REPLACE FUNCTION webhook.release_lost(
     event_ids uuid[], endpoint_ids int[], OUT released bigint, OUT failed bigint, OUT locked bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -35,7 +35,7 @@ BEGIN
     failed := webhook.fail_queued(spent_event_ids, spent_endpoint_ids, 'worker_lost');
 END $$;
 
--- The claims on the next page of the queue; the end of the queue is null, as is its beginning.
+-- The claims on the next page of the queue; null is the beginning of the queue, and the end.
 CREATE OR REPLACE FUNCTION webhook.next_claims(
     INOUT after_event uuid, INOUT after_endpoint int, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[], OUT claimants int[], OUT claim_times timestamptz[])
@@ -55,13 +55,13 @@ BEGIN
     FROM page p WHERE p.status = 'SENDING';
 END $$;
 
--- After the clock was set back, deliveries that were emitted before would wait for as long as the step was: they are due now
--- instead, and retries after their delay; a time that the emitter chose stays. The ids of events begin with the time, so the
--- primary key has these deliveries last; at other times there are none.
+-- After somebody has set the clock back, deliveries that were emitted before would wait for as long as the step was. This
+-- makes them due now, and retries after their delay; a time that the emitter chose stays. The ids of events begin with the
+-- time, so the primary key has these deliveries last; at other times there are none.
 CREATE OR REPLACE FUNCTION webhook.follow_clock(page_size int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    -- Clocks are set by less than that all the time.
+    -- Smaller steps of the clock are normal.
     future CONSTANT timestamptz := now() + interval '10 s';
 BEGIN
     WITH ahead AS MATERIALIZED (
@@ -77,9 +77,9 @@ BEGIN
     FROM ahead WHERE q.ctid = ahead.row_id;
 END $$;
 
--- Of a page of the queue, releases at once what a dead sender had claimed, and after webhook.stale_after what this one has claimed,
--- but for what it knows to be in flight: that may have been claimed in a session that it has lost. Says how many of them somebody
--- has locked, they need another call, and where the next page begins: null is the beginning, and the end.
+-- Releases claims on a page of the queue: those of a dead sender at once, and those of this sender after webhook.stale_after,
+-- unless it knows them to be in flight; it may have claimed them in a session that it has lost. Returns how many of them
+-- somebody has locked, which need another call, and where the next page begins: null is the beginning, and the end.
 CREATE OR REPLACE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
     INOUT after_event uuid DEFAULT NULL, INOUT after_endpoint int DEFAULT NULL, page_size int DEFAULT 2000,
@@ -97,7 +97,7 @@ BEGIN
     recover.after_event := page.after_event;
     recover.after_endpoint := page.after_endpoint;
 
-    -- A transaction sees the sessions as of its first look at them; that must not be one before the claims were read.
+    -- A transaction sees the sessions as of its first look at them; this look must come after the claims were read.
     PERFORM pg_stat_clear_snapshot();
     SELECT array_agg(other.id) INTO dead_senders
     FROM (SELECT DISTINCT claimant AS id FROM unnest(page.claimants) AS claimant WHERE claimant <> instance) other
@@ -116,8 +116,8 @@ BEGIN
     PERFORM webhook.follow_clock(page_size);
 END $$;
 
--- Ends what still waits for endpoints that were removed, as its removal says: at most that many deliveries, of the next endpoints, in
--- all. Says how many, and after which endpoint to go on; 0 is the beginning.
+-- Ends waiting deliveries of endpoints that were removed, as the removal says: at most that many in all, of the next
+-- endpoints. Returns how many, and after which endpoint to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.end_orphans(INOUT after_endpoint int, page_size int, OUT ended bigint)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -128,7 +128,7 @@ BEGIN
              + coalesce(webhook.fail_queued(orphans.failed_events, orphans.failed_endpoints, 'endpoint_removed'), 0);
     UPDATE webhook.removed_endpoint r SET ended_at = now()
     WHERE r.id = ANY (orphans.cancelled_endpoints || orphans.failed_endpoints);
-    -- After a full page there may be more of the same.
+    -- After a full page the same endpoint may have more.
     after_endpoint := CASE WHEN ended < page_size THEN coalesce(orphans.next_endpoint, 0) ELSE after_endpoint END;
 END $$;
 

@@ -1,6 +1,6 @@
--- The manual path: people repair deliveries with UPDATE webhook.delivery, and these triggers make it right
--- whoever writes it. The engine names the leaves and keeps the rules itself; it runs as webhook_owner, and
--- nobody else can. A superuser who edits by hand is a person too.
+-- The manual path: people repair deliveries with UPDATE webhook.delivery, and these triggers make the row consistent, whoever
+-- writes it. The engine writes the leaves and keeps the rules itself; it runs as webhook_owner, and nobody else can. A
+-- superuser who edits by hand is a person too.
 
 CREATE OR REPLACE FUNCTION webhook.manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -16,8 +16,8 @@ BEGIN
                   HINT = 'Emit a new event with webhook_emit() instead.';
     END IF;
 
-    -- The time that a person chose is brought forward neither when a breaker closes nor by a probe. Infinity parks the delivery,
-    -- and any time releases it.
+    -- Neither a breaker that closes nor a probe brings a time forward that a person chose. Infinity parks the delivery, and
+    -- any other time releases it.
     IF NEW.next_attempt_at <> OLD.next_attempt_at OR NEW.next_attempt_at = 'infinity' THEN
         NEW.wait_reason := CASE WHEN NEW.next_attempt_at = 'infinity' THEN 'parked' ELSE 'scheduled' END;
         NEW.next_attempt_at := CASE WHEN NEW.next_attempt_at = 'infinity' THEN clock_timestamp()
@@ -26,12 +26,12 @@ BEGIN
     END IF;
 
     IF NEW.status = OLD.status THEN
-        -- Attempts set back to 0: from the start, so now.
+        -- Attempts set back to 0 mean a new start, so the delivery is due now.
         IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NOT has_chosen THEN
             NEW.next_attempt_at := now();
             NEW.wait_reason := 'replayed';
         END IF;
-        -- Without the key there is nothing to wait for, and with another one it is the claim that knows.
+        -- Without the key there is nothing to wait for, and with another key the claim decides.
         IF NEW.ordering_key IS DISTINCT FROM OLD.ordering_key THEN
             NEW.waits_for := NULL;
         END IF;
@@ -42,7 +42,7 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Leave it out: .. AND endpoint_id IN (SELECT id FROM webhook.endpoint).';
         END IF;
-        -- Sent again from the start, now, unless the writer says otherwise.
+        -- The delivery starts anew, now, unless the writer says otherwise.
         written := NEW;
         written.status := OLD.status;
         again := webhook.requeued(written);

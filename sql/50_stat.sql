@@ -1,8 +1,8 @@
--- Figures: what senders tried and what they finished, counted in webhook.stat by endpoint and time, so that a figure is right
--- whatever history is kept, and costs the same whatever its size. Endpoint 0 stands for all of them.
+-- Figures: attempts and finished deliveries, counted in webhook.stat by endpoint and time, so that a figure is right whatever
+-- history is kept, and costs the same whatever its size. Endpoint 0 stands for all of them.
 --
 -- A sender counts in memory, and adds its counts every few seconds and not with every batch: under a snapshot that somebody
--- holds for hours, each update of a row is a version more that every later one has to pass.
+-- holds for hours, each update of a row makes a version that every later one has to pass.
 
 -- Latencies are counted in classes, eight to a doubling: class c is from 2^(c/8) to 2^((c+1)/8) milliseconds, so a percentile
 -- read from them is at most 9% too high. engine/src/figures.rs has the same rule.
@@ -35,8 +35,8 @@ CREATE OR REPLACE FUNCTION webhook.latency_percentile(latencies jsonb, share num
                   FROM jsonb_each_text(latencies) AS e (class, number)) climbing
             WHERE climbing.so_far >= share * climbing.number);
 
--- Adds counts: an array of objects that are called like the columns of webhook.stat, one for each endpoint. All who add go by
--- the same order of rows, so that nobody waits for one who waits.
+-- Adds counts: an array of objects that have the columns of webhook.stat as keys, one for each endpoint. All senders write the
+-- rows in the same order, so that there is no deadlock.
 CREATE OR REPLACE FUNCTION webhook.count_figures(figures jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
@@ -77,7 +77,7 @@ BEGIN
         last_sent_at = coalesce(excluded.last_sent_at, s.last_sent_at);
 END $$;
 
--- It waits for no lock for long: the sender brings its counts again.
+-- It waits only briefly for a lock: the sender brings its counts again.
 CREATE OR REPLACE FUNCTION webhook.add_figures(figures jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250 ms' AS $$
 BEGIN

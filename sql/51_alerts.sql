@@ -1,16 +1,16 @@
--- Alerts: what happens to an endpoint, or to a metric, that somebody should know about.
+-- Alerts: events in the life of an endpoint or a metric that somebody should know about.
 --
--- Functions that move breakers and deliveries, or look at metrics, leave a row in webhook.alert, in their own transaction. Telling is another
--- transaction, of the worker, at most once a second: a NOTIFY takes a lock of the whole server at its commit, and
--- trouble with telling must not keep deliveries back. The rows go with the telling, so each is told once.
+-- Functions that move breakers and deliveries, or look at metrics, leave a row in webhook.alert, in their own transaction. The
+-- worker raises them in another transaction, at most once a second: a NOTIFY takes a lock of the whole server at its commit,
+-- and trouble with alerts must not keep deliveries back. The same transaction deletes the rows, so each alert is raised once.
 --
--- An alert is told three times: a NOTIFY on webhook_alert, a WARNING in the log, and an event to the endpoints that
--- subscribe to webhook.* by name. Every role may LISTEN, so the NOTIFY says what happened to which number, and nothing that
--- the application has given us; those who may read look the number up. Never in a loop: an endpoint gets no event about itself, and the delivery of an event of
--- ours, whatever becomes of it, causes no other one. That it failed is no alert at all; that it opened a breaker is told by
--- NOTIFY and in the log.
+-- An alert is raised in three ways: a NOTIFY on webhook_alert, a WARNING in the log, and an event to the endpoints that
+-- subscribe to webhook.* by name. Every role may LISTEN, so the NOTIFY has the kind of alert and ids, and no value that the
+-- application has given us; roles that may read look the ids up. There is no loop: an endpoint gets no event about itself, and
+-- the delivery of an event of the extension never causes another event. Its failure raises no alert at all; if it opens a
+-- breaker, only NOTIFY and the log tell.
 
--- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
+-- Emits the event of an alert to all endpoints that want it but the one it is about; none if no endpoint wants it.
 CREATE OR REPLACE FUNCTION webhook.emit_alert(about_id int, about_tenant text, new_event_id uuid, type text, payload jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -22,8 +22,8 @@ BEGIN
     END IF;
 END $$;
 
--- Tells what there is to tell, of at most that many rows, deliveries that failed counted together for each endpoint; what
--- comes back is for the log.
+-- Raises the alerts of at most that many rows; failed deliveries are counted together for each endpoint. Returns lines for the
+-- log.
 CREATE OR REPLACE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -47,7 +47,7 @@ BEGIN
         )
         SELECT webhook.new_id() AS id, c.*, about.address, about.tenant, about.metadata
         FROM counted c
-        -- Also of an endpoint that was removed since.
+        -- The endpoint may have been removed since.
         CROSS JOIN LATERAL (
             SELECT webhook.address(e.tenant, e.name), e.tenant, e.metadata FROM webhook.endpoint e WHERE e.id = c.endpoint_id
             UNION ALL
@@ -72,7 +72,7 @@ BEGIN
                                             ELSE payload - 'metadata' END);
         END IF;
 
-        -- With its id: of two that are alike in all else the server would send one.
+        -- The id makes each payload different: the server sends equal notifications of a transaction only once.
         PERFORM pg_notify('webhook_alert', jsonb_strip_nulls(jsonb_build_object(
             'id', alert.id, 'type', event_type, 'endpoint_id', nullif(alert.endpoint_id, 0), 'metric', alert.metric,
             'deliveries', payload -> 'deliveries', 'at', alert.raised_at))::text);

@@ -1,15 +1,14 @@
--- Retention: rows that nobody needs any more go, a little at a time.
+-- Retention: the worker deletes rows that nobody needs any more, a little at a time.
 --
 -- A finished delivery goes webhook.retention_sent after it was SENT or CANCELLED, webhook.retention_failed after it has
--- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it,
--- whether they are gone or there never was one; -1 keeps for ever. The worker calls these functions between its turns,
--- each call a short transaction that reads a bounded number of rows by an index, and waits for nobody: what somebody has
--- locked is passed over and found by a later sweep. An idempotency key goes when webhook.idempotency_window is over, whatever
--- has become of its event.
+-- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it, whether
+-- they are gone or there never was one; -1 keeps for ever. The worker calls these functions between its turns. Each call is a
+-- short transaction that reads a bounded number of rows by an index, and waits for no lock: it passes over a locked row, and a
+-- later sweep finds it. An idempotency key goes when webhook.idempotency_window is over, even if its event is still there.
 --
--- No event goes that is needed again. Whoever moves a delivery deletes and inserts it in one transaction, so in any one
--- snapshot it is in exactly one leaf, and a single statement looks into all of them. Whoever
--- makes a delivery for an event that has none, as 57_backfill.sql does, locks the event first, or it may just have gone.
+-- No event goes that is needed again. A function that moves a delivery deletes and inserts it in one transaction, so in any
+-- one snapshot it is in exactly one leaf, and a single statement looks into all of them. A function that makes a delivery for
+-- an event that has none, as 57_backfill.sql does, locks the event first, or the event may just have gone.
 --
 -- As in 34_claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
 
@@ -17,10 +16,10 @@ CREATE OR REPLACE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN (lpad(to_hex(greatest(0, floor(extract(epoch FROM emitted_at) * 1000))::bigint), 12, '0') || repeat('0', 20))::uuid;
 
--- One step: looks at no more than that many sent deliveries, dead letters, events and keys, each kind from where the last step
--- has come to. `more`: one kind had as many as asked for, so there may be others; `behind`: that many of one kind had to go. Each
--- kind has its own limit, or a steady flow of one would keep the others for ever. Where the step has come to is only a short cut past rows that are deleted and
--- not yet vacuumed, and past old events that are still needed: null is the beginning.
+-- Does one step: looks at no more than that many sent deliveries, dead letters, events and keys, each kind from the position
+-- of the last step. `more`: one kind had as many as asked for, so there may be others; `behind`: that many of one kind had to
+-- go. Each kind has its own limit, or a steady flow of one would keep the others for ever. A position is only a short cut past
+-- rows that are deleted and not yet vacuumed, and past old events that are still needed: null is the beginning.
 CREATE OR REPLACE FUNCTION webhook.expire(
     step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
     OUT more boolean, OUT behind boolean)
@@ -29,7 +28,7 @@ CREATE OR REPLACE FUNCTION webhook.expire(
 DECLARE
     sent_before timestamptz := now() - nullif(webhook.setting('retention_sent'), '-1')::interval;
     failed_before timestamptz := now() - nullif(webhook.setting('retention_failed'), '-1')::interval;
-    tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own, when it has seen the outcome
+    tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own event when it has seen the outcome
     key_before timestamptz := now() - webhook.setting('idempotency_window')::interval;
     sent int := 0;
     failed int := 0;
@@ -38,10 +37,10 @@ DECLARE
     event_ids uuid[];
     endpoint_ids int[];
 BEGIN
-    -- Rows that a crash brings back go once more.
+    -- If a crash brings rows back, a later step deletes them again.
     PERFORM set_config('synchronous_commit', 'off', true);
 
-    -- Where nobody has heard of any endpoint, a restore is under way.
+    -- If there is no endpoint and none was removed, a restore is under way.
     IF EXISTS (SELECT FROM webhook.endpoint) OR EXISTS (SELECT FROM webhook.removed_endpoint) THEN
         WITH gone AS (
             DELETE FROM webhook.delivery_history
@@ -73,7 +72,7 @@ BEGIN
         PERFORM webhook.forget(event_ids, endpoint_ids, sent_before);
     END IF;
 
-    -- Events that went with no delivery of theirs.
+    -- These events have no delivery whose end would delete them.
     event_ids := ARRAY(
         SELECT v.id FROM webhook.event v
         WHERE v.id > coalesce(event_after, '00000000-0000-0000-0000-000000000000') AND v.id < webhook.first_id(sent_before)
@@ -94,8 +93,8 @@ BEGIN
     more := behind OR step <= cardinality(event_ids);
 END $$;
 
--- How long ago the oldest row that has outlived its retention should have gone: a delivery, or an idempotency key. One probe
--- of an index each. Events are not asked: a dead letter keeps its event for as long as it needs it.
+-- How long ago the oldest row that has outlived its retention should have gone: a delivery, or an idempotency key. It takes
+-- one probe of an index each. It does not look at events: a dead letter keeps its event for as long as it needs it.
 CREATE OR REPLACE FUNCTION webhook.retention_lag() RETURNS interval
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
@@ -110,8 +109,8 @@ BEGIN
             - (SELECT i.created_at FROM webhook.idempotency i ORDER BY i.created_at LIMIT 1));
 END $$;
 
--- Figures of the next endpoints, at most that many: minutes that are older than a day, hours that are older than a month, and the
--- total of an endpoint that was removed, when nothing else is left of it. Says where to go on; 0 is the beginning.
+-- Deletes figures of the next endpoints, at most that many: minutes that are older than a day, hours that are older than a
+-- month, and the total of a removed endpoint when nothing else is left of it. Returns where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.expire_figures(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
@@ -131,7 +130,7 @@ BEGIN
     DELETE FROM webhook.stat
     WHERE ctid = ANY (ARRAY(
         SELECT expired.row_id
-        -- Endpoint 0, which stands for all, goes with the first page.
+        -- The first page also has endpoint 0, which stands for all.
         FROM unnest(endpoint_ids || CASE WHEN after_endpoint = 0 THEN 0 END) AS page (id)
         CROSS JOIN (VALUES ('minute', now() - interval '1 day'), ('hour', now() - interval '31 days')) AS kept (grain, since)
         CROSS JOIN LATERAL (
@@ -156,10 +155,10 @@ BEGIN
     after_endpoint := CASE WHEN cardinality(endpoint_ids) = page_size THEN endpoint_ids[page_size] ELSE 0 END;
 END $$;
 
--- Endpoints that were removed are forgotten when nothing has their number any more: no delivery, whose reader wants their name, and
--- no figure. Not before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were
--- removed. Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at
--- the next ones, at most that many; says where to go on; 0 is the beginning.
+-- Forgets removed endpoints when no delivery, whose reader wants their name, and no figure has their id any more, but not
+-- before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were removed.
+-- Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at the
+-- next ones, at most that many, and returns where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$

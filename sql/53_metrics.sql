@@ -1,10 +1,10 @@
 -- Metrics: figures with thresholds, and an alert when a figure crosses its own.
 --
--- The five of the documents look at the last 15 minutes, those beside them at this moment: during an outage deliveries wait
--- and are retried, so nothing is finished that the five could count, but breakers open and the queue ages.
+-- Five of the metrics look at the last 15 minutes, the others at this moment: during an outage deliveries wait and are
+-- retried, so nothing finishes that the five could count, but breakers open and the queue ages.
 
--- Counts of this moment, each up to webhook.count_limit(). `oldest_due` is of endpoints that are sent to, `parked`
--- counts what is due at the others. Our own events are no dead letters that anybody waits for.
+-- Counts of this moment, each up to webhook.count_limit(). `oldest_due` looks at endpoints that are sent to, `parked` counts
+-- the due deliveries of the others. Dead letters of the extension's own events do not count: nobody waits for them.
 CREATE OR REPLACE FUNCTION webhook.gauges(
     OUT endpoints bigint, OUT open_breakers bigint, OUT disabled_endpoints bigint, OUT oldest_due interval, OUT parked bigint,
     OUT dead_letters bigint)
@@ -58,7 +58,7 @@ WITH recent AS (
         ('webhook_retry_rate', round(100 * r.retried / nullif(r.finished, 0), 2), '%', '>', 20, 'deliveries retried'),
         ('webhook_failed_count', coalesce(r.failed, 0), 'deliveries', '>', 10, 'deliveries failed'),
         ('webhook_avg_retries_per_delivery', round(r.retries / nullif(r.finished, 0), 3), 'retries', '>', 1.5, 'retries per delivery'),
-        -- One attempt that fails is no outage.
+        -- A single failed attempt is no outage.
         ('webhook_attempt_failure_rate',
          CASE WHEN r.attempts >= 5 THEN round(100 * greatest(r.attempts - r.sent, 0) / r.attempts, 2) END, '%', '>', 50, 'attempts failed'),
         -- Among thousands of endpoints some are always down.
@@ -74,8 +74,7 @@ SELECT metric, value, unit, alert_when, alert_threshold,
        meaning
 FROM measured;
 
--- A metric as a person would say it, with the threshold that it is beyond. A count that has reached webhook.count_limit()
--- may be higher.
+-- A metric in words, with the threshold that it is beyond. A count that has reached webhook.count_limit() may be higher.
 CREATE OR REPLACE FUNCTION webhook.metric_in_words(m webhook.metrics) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -138,8 +137,8 @@ CREATE OR REPLACE FUNCTION webhook.metric_remedy(metric text) RETURNS text
         ELSE 'SELECT * FROM webhook.endpoint_status WHERE state <> ''ACTIVE'' shows the endpoints in trouble; webhook_why() explains one.'
     END;
 
--- Leaves an alert for each metric that has crossed its threshold since the last look, in either direction. A metric that wavers
--- about its threshold is told once a minute at most. Says whether it has left any.
+-- Leaves an alert for each metric that has crossed its threshold since the last look, in either direction. A metric that
+-- wavers about its threshold raises an alert once a minute at most. Returns whether it has left any.
 CREATE OR REPLACE FUNCTION webhook.check_metrics() RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250 ms' AS $$
 DECLARE
@@ -158,7 +157,7 @@ BEGIN
             DELETE FROM webhook.alarm a WHERE a.metric = crossed.metric;
         END IF;
         CONTINUE WHEN NOT FOUND;
-        -- Where only events of ours have opened breakers, an event about that would go the same way.
+        -- If only events of the extension have opened breakers, an event about that would fail in the same way.
         INSERT INTO webhook.alert (endpoint_id, kind, metric, error, is_own)
         SELECT 0, CASE WHEN crossed.alert THEN 'raised' ELSE 'cleared' END, crossed.metric, crossed.words,
                crossed.metric = 'webhook_open_breakers' AND crossed.alert

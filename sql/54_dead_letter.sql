@@ -1,8 +1,9 @@
 -- Dead letters: deliveries that failed for good, as people see them and name them.
 --
--- 56_replay.sql sends them again, 58_discard.sql gives them up, 52_retention.sql removes them when their time is over.
+-- 56_replay.sql sends them again, 58_discard.sql deletes them, 52_retention.sql deletes them when their time is over.
 
--- The verdict and the answer are those of the last attempt that decided something, and looked up only where they are asked for.
+-- The verdict and the answer are those of the last attempt that decided something; the server looks them up only if a query
+-- asks for them.
 CREATE OR REPLACE VIEW webhook.failed AS
 SELECT d.event_id, d.event_type, webhook.address(n.tenant, n.name) AS endpoint, v.tenant, d.created_at, d.completed_at AS failed_at,
        d.attempts,

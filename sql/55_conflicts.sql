@@ -1,12 +1,13 @@
 -- Conflicts: people, the worker and these functions change the same deliveries at the same time.
 --
--- A person who updates webhook.delivery moves rows between its leaves, and whoever meets such a row gets a serialization error
--- from PostgreSQL. The functions that people call must not hand that error on, nor make a person's UPDATE lose in a deadlock.
+-- A person who updates webhook.delivery moves rows between its leaves, and PostgreSQL raises a serialization error in a
+-- session that meets such a row. The functions that people call must not raise that error, nor make a person's UPDATE lose in
+-- a deadlock.
 
--- Replays, discards or redacts, and says how many rows that changed; whatever others do to the same deliveries meanwhile. A
--- single try waits for a lock less than the deadlock_timeout of a person who waits for us, so that it is never that person who
--- loses; between two tries nothing is locked. The caller's own lock_timeout, which the default reads before the one below
--- holds, limits all of them together.
+-- Replays, discards or redacts, whatever others do to the same deliveries meanwhile, and returns how many rows that changed. A
+-- single try waits for a lock less than the deadlock_timeout of a person who waits for us, so that this person never loses;
+-- between two tries nothing is locked. The caller's own lock_timeout limits all tries together; the default of the parameter
+-- reads it before the SET below applies.
 CREATE OR REPLACE FUNCTION webhook.change(
     what text, event_ids uuid[], endpoint_ids int[], statuses text[] DEFAULT NULL,
     patience interval DEFAULT current_setting('lock_timeout')::interval)

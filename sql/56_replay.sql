@@ -51,9 +51,9 @@ BEGIN
     RETURN replayed;
 END $$;
 
--- The next deliveries of a run in the order of the primary key, at most run.batch_size; of these the ones to replay. By an index
--- and never by a sort, which would make a batch cost as much as all that is left. The settings must not reach the function that
--- moves the rows.
+-- The next deliveries of a run in the order of the primary key, at most run.batch_size, and those among them to replay. It
+-- reads an index and never sorts: a sort would make a batch cost as much as all that is left. The settings must not reach the
+-- function that moves the rows.
 CREATE OR REPLACE FUNCTION webhook.next_of_replay(
     run webhook.replay, OUT met bigint, OUT last_event_id uuid, OUT last_endpoint_id int, OUT event_ids uuid[],
     OUT endpoint_ids int[], OUT endpoint_gone bigint, OUT payload_gone bigint)
@@ -82,7 +82,7 @@ BEGIN
                  count(*) FILTER (WHERE c.payload_is_gone AND NOT c.endpoint_is_gone) AS payload_gone FROM chosen c) c;
 END $$;
 
--- Null stands for no condition. Without SET, so that the planner sees through it.
+-- Null stands for no condition. The function has no SET, so that the planner inlines it.
 CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_type text, ended_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN (run.of_endpoints IS NULL OR endpoint_id = ANY (run.of_endpoints))
@@ -90,8 +90,8 @@ CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id 
        AND (run.since IS NULL OR ended_at >= run.since)
        AND ended_at < run.before;
 
--- A run walks along the primary key from the first delivery that is to be replayed to the last, so it visits no row twice. It
--- takes only deliveries that had ended before it began: one that fails again is not replayed again.
+-- A run walks along the primary key from the first delivery to the last, so it visits no row twice. It takes only deliveries
+-- that had ended before it began: it does not replay a delivery again that fails again.
 CREATE OR REPLACE FUNCTION webhook.begin_replay(
     endpoint text, event_type text, since timestamptz, until timestamptz, statuses text[], batch_size int)
     RETURNS webhook.replay
@@ -112,7 +112,7 @@ BEGIN
     run.before := least(until, clock_timestamp());
     run.statuses := statuses;
     run.batch_size := batch_size;
-    -- There is no min(uuid) before PostgreSQL 18; as text they have the same order.
+    -- There is no min(uuid) before PostgreSQL 18; as text, ids have the same order.
     SELECT count(*), min(d.event_id::text COLLATE "C")::uuid, max(d.event_id::text COLLATE "C")::uuid
     INTO run.total, run.after_event_id, run.last_event_id
     FROM webhook.delivery d
@@ -160,9 +160,9 @@ BEGIN
     END IF;
 END $$;
 
--- Sends again all deliveries of an address ('*': of every endpoint) that have ended so, from `since` on and before `until`. In
--- batches of one transaction each, READ COMMITTED so that others' commits are no conflict. It has no search_path of its own,
--- since it commits; so nothing here depends on one.
+-- Sends again all deliveries of an address ('*': of every endpoint) that have ended so, from `since` on and before `until`, in
+-- batches of one transaction each. They are READ COMMITTED, so that commits of others are no conflict. The procedure has no
+-- search_path of its own, since it commits; so nothing here depends on one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_replay_all(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     status text[] DEFAULT '{FAILED}', batch_size int DEFAULT 1000)

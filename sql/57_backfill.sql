@@ -5,8 +5,8 @@
 -- times of its emission (ordering_key, coalesce_key, deliver_at, expires_at), nor the endpoints that it was limited to: a
 -- backfilled delivery has none of them and is due now.
 --
--- That an endpoint had no delivery can be told only as long as it would still be here: of events that are younger than
--- webhook.retention_sent, and under a policy that keeps the deliveries that were sent.
+-- A missing delivery is proof only as long as the delivery would still be here: for events that are younger than
+-- webhook.retention_sent, and under a policy that keeps sent deliveries.
 
 CREATE OR REPLACE FUNCTION webhook.begin_backfill(endpoint text, since timestamptz, until timestamptz, event_type text, batch_size int)
     RETURNS webhook.backfill
@@ -55,7 +55,7 @@ BEGIN
                  ORDER BY v.id LIMIT page_size);
 END $$;
 
--- The deliveries that endpoints of the run are missing of these events. Filters are tried here, before anything is locked.
+-- The deliveries of these events that endpoints of the run do not have. It tries filters here, before anything is locked.
 CREATE OR REPLACE FUNCTION webhook.missing_deliveries(
     run webhook.backfill, page uuid[], OUT event_ids uuid[], OUT endpoint_ids int[], OUT event_types text[], OUT max_attempts int[])
     LANGUAGE plpgsql STABLE
@@ -86,8 +86,8 @@ BEGIN
       AND (s.filter IS NULL OR webhook.passes(s.filter, w.event_type, w.payload));
 END $$;
 
--- The events are locked first, and only then is it asked again whether a delivery is missing: retention passes over an event that
--- is locked, a redaction is waited for, and of two backfills the second one sees what the first one made.
+-- It locks the events first, and only then checks again whether a delivery is missing: retention passes over a locked event,
+-- the lock waits for a redaction, and of two backfills the second one sees the deliveries of the first one.
 CREATE OR REPLACE FUNCTION webhook.backfill_batch(run webhook.backfill) RETURNS webhook.backfill
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
@@ -130,8 +130,8 @@ BEGIN
     RETURN run;
 END $$;
 
--- Makes the deliveries that the endpoints of an address are missing of events that were emitted from `since` on (null: of all
--- that are kept) and before `until`. In batches of one transaction each, as webhook_replay_all().
+-- Makes the missing deliveries for the endpoints of an address, of events that were emitted from `since` on (null: of all that
+-- are kept) and before `until`, in batches of one transaction each, as webhook_replay_all() does.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_backfill(
     endpoint text, since timestamptz, until timestamptz DEFAULT NULL, event_type text DEFAULT NULL, batch_size int DEFAULT 1000)
     LANGUAGE plpgsql AS $$

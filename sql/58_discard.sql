@@ -1,11 +1,11 @@
--- Discarding: dead letters that nobody wants to send any more are deleted.
+-- Discarding: people delete dead letters that nobody wants to send any more.
 --
--- webhook_discard() deletes those of one event, with their attempts, and the event when nothing else needs it. To discard many,
--- people write DELETE FROM webhook.dead_letter WHERE ..: attempts and events that are left then go when their time is over
--- (52_retention.sql). An operator may delete from that leaf alone: deliveries that are queued are cancelled by an UPDATE of
--- webhook.delivery, and the history is not theirs to change.
+-- webhook_discard() deletes the dead letters of one event, with their attempts, and the event when nothing else needs it. To
+-- discard many, people write DELETE FROM webhook.dead_letter WHERE ..: retention (52_retention.sql) deletes the attempts and
+-- events that are left then, when their time is over. An operator may delete from that leaf alone: an UPDATE of
+-- webhook.delivery cancels a queued delivery, and operators may not change the history.
 
--- The events are locked first: of two people who discard the last two deliveries of one, the later one sees that they were the
+-- This locks the events first: of two people who discard the last two deliveries of one, the later one sees that they were the
 -- last.
 CREATE OR REPLACE FUNCTION webhook.discard(event_ids uuid[], endpoint_ids int[]) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$

@@ -1,7 +1,7 @@
--- Redacting: an event's payload, and all that receivers answered, go for good; when and where it was sent stays known.
+-- Redacting: deletes an event's payload, and all answers of receivers, for good; when and where it was sent stays known.
 
--- Takes the payload and what receivers answered out of every table, and what is queued out of the queue. Error texts stay:
--- they are made of our own words and a status code. Returns the number of rows that had something to lose.
+-- Deletes the payload and the answers of receivers from every table, and cancels queued deliveries. Error texts stay: they
+-- consist of our own words and a status code. Returns the number of rows that had something to lose.
 CREATE OR REPLACE FUNCTION webhook.redact(redacted_id uuid) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -12,8 +12,8 @@ BEGIN
     UPDATE webhook.event v SET payload = 'null', payload_bytes = 4, redacted_at = now() WHERE v.id = redacted_id AND v.redacted_at IS NULL;
     GET DIAGNOSTICS changed = ROW_COUNT;
 
-    -- Until this is committed nobody sees it: no delivery may leave its leaf meanwhile, be sent, and log an answer. One that
-    -- the worker or a person moved while we waited for it is locked in the next round.
+    -- Other sessions see the redaction only after its commit: until then no delivery may leave its leaf, be sent, and log an
+    -- answer. The next round locks a delivery that the worker or a person moved while we waited for it.
     LOOP
         SELECT count(*) INTO locked
         FROM (SELECT FROM webhook.delivery d WHERE d.event_id = redacted_id ORDER BY d.endpoint_id FOR UPDATE) l;
@@ -30,8 +30,8 @@ BEGIN
     RETURN changed + excerpts;
 END $$;
 
--- Removes an event's payload and all that receivers answered; when and where it was sent stays known. What is still queued is
--- cancelled, and it is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
+-- Removes an event's payload and all answers of receivers; when and where it was sent stays known. Queued deliveries are
+-- cancelled, and the event is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
 CREATE OR REPLACE FUNCTION webhook.redact_event(event_id uuid) RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,9 +1,9 @@
--- Health: what is wrong with delivery as a whole, and what helps, for webhook_status().
+-- Health: problems of delivery as a whole, and their remedies, for webhook_status().
 
 CREATE OR REPLACE FUNCTION webhook.backlog_limit() RETURNS bigint LANGUAGE sql IMMUTABLE RETURN 1073741824;
 
--- The endpoint that has most of a long queue, and what it takes on disk with its events, as the planner's statistics have it:
--- a count would read all of the queue. No row where no endpoint has more deliveries than are counted.
+-- The endpoint that has most of a long queue, and the disk space of its deliveries and events, by the planner's statistics: a
+-- count would read all of the queue. Returns no row if no endpoint has more deliveries than are counted.
 CREATE OR REPLACE FUNCTION webhook.largest_backlog(OUT endpoint text, OUT deliveries bigint, OUT bytes bigint)
     RETURNS SETOF record
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
@@ -26,12 +26,12 @@ BEGIN
     WHERE c.oid = 'webhook.delivery_queue'::regclass AND now_queued.queued > webhook.count_limit();
 END $$;
 
--- Problems, each with its weight: critical where nothing is delivered, warning where somebody should look, ok where it is
--- only good to know. `state` and `reason` are those of the worker, or of the relays that deliver instead.
+-- Problems, each with its weight: critical if nothing is delivered, warning if somebody should look, ok if it is only good to
+-- know. `state` and `reason` are those of the worker, or of the relays that deliver instead.
 CREATE OR REPLACE FUNCTION webhook.problems(state text, reason text) RETURNS TABLE (health text, problem text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- The figures are those of its primary, which tells of them itself.
+    -- The figures on a standby are those of its primary, which reports them itself.
     IF pg_is_in_recovery() THEN
         RETURN QUERY SELECT 'ok', 'this server is a standby; its primary delivers';
         RETURN;
@@ -48,7 +48,7 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    -- A backlog that drains after an outage is old too, but something is sent.
+    -- A backlog that drains after an outage is old too, but then deliveries are sent.
     SELECT CASE WHEN m.metric = 'webhook_oldest_due' AND m.value > 900
                      AND NOT EXISTS (SELECT FROM webhook.stat s
                                      WHERE s.endpoint_id = 0 AND s.grain = 'minute' AND s.begins_at > now() - interval '5 min'

@@ -1,13 +1,13 @@
--- webhook_status() and the views on endpoints and waiting deliveries: a person looks at these first.
+-- webhook_status() and the views on endpoints and waiting deliveries: people look at these first.
 
--- A physical copy cannot be told from a failover: it sends, unless it has a site of another name. Without the library it has no
--- sender until somebody starts a relay for it, and the site is a row that is copied too.
+-- A server cannot tell a physical copy from a failover: the copy sends, unless it has another webhook.site. Without the
+-- library a copy has no sender until somebody starts a relay for it, and the site is a row that is copied too.
 CREATE OR REPLACE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.setting('site') = '' AND NOT webhook.is_portable() AND EXISTS (SELECT FROM webhook.endpoint);
 
--- A sender looks at this every few seconds: endpoints of another installation, whether a copy of this server would send too, and
--- the longest that a request may take.
+-- A sender looks every few seconds at the endpoints of another installation, whether a copy of this server would send too, and
+-- the longest time that a request may take.
 CREATE OR REPLACE FUNCTION webhook.survey(OUT foreign_endpoints bigint, OUT is_without_site boolean, OUT longest_request_seconds bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -53,8 +53,8 @@ END $$;
 
 CREATE OR REPLACE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
 
--- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
--- in flight are.
+-- The deliveries of an endpoint, up to the limit of counts; first those that only time keeps back, the oldest of them first,
+-- where those in flight are.
 CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delivery_queue
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -70,9 +70,9 @@ CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF web
         ) q LIMIT webhook.count_limit() + 1;
     END;
 
--- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, since when the oldest has
--- been due: one probe of an index for each endpoint; and the bytes of their payloads, as the first 1,000 deliveries and, where
--- there are more than are counted, the planner's statistics let one expect.
+-- The number of deliveries in the queue and of due ones, each up to the limit; whether there are more; since when the oldest
+-- has been due, by one probe of an index for each endpoint; and the bytes of their payloads, estimated from the first 1,000
+-- deliveries and, if there are more than are counted, from the planner's statistics.
 CREATE OR REPLACE FUNCTION webhook.queue_gauge(
     OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval, OUT queued_bytes bigint)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
@@ -102,7 +102,7 @@ BEGIN
     queued := least(queued, most);
 END $$;
 
--- The senders of this database, as people are told of them. The worker says in shared memory how much it has in flight.
+-- The senders of this database, for people. The worker says in shared memory how many deliveries it has in flight.
 CREATE OR REPLACE FUNCTION webhook.senders_at_work(in_flight_of_worker int, OUT senders jsonb, OUT in_flight_of_relays int)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -117,7 +117,7 @@ BEGIN
     FROM webhook.sender s WHERE s.id = ANY (living);
 END $$;
 
--- Health is the worst of webhook.problems(), made for a probe; reason has them all.
+-- Health is the worst of webhook.problems(), made for a probe; reason lists them all.
 CREATE OR REPLACE FUNCTION webhook.status()
     RETURNS TABLE (database name, health text, state text, reason text, worker_pid int, in_flight int, queued bigint, due bigint,
                    more boolean, oldest_due interval, queued_bytes bigint, retention_lag interval, last_error text,
@@ -132,7 +132,7 @@ BEGIN
     FROM webhook.worker_state() w
     CROSS JOIN webhook.queue_gauge() q
     CROSS JOIN LATERAL webhook.senders_at_work(coalesce(w.in_flight, 0)) at_work
-    -- Where relays deliver, nobody misses the worker.
+    -- If relays deliver, a missing worker is no problem.
     CROSS JOIN LATERAL (SELECT NOT at_work.senders @> '[{"kind": "worker"}]' AND at_work.senders @> '[{"kind": "relay"}]'
                                AND webhook.foreign_endpoints() = 0 AND w.state IS DISTINCT FROM 'disabled' AS instead) relayed
     CROSS JOIN LATERAL (SELECT CASE WHEN relayed.instead THEN 'running' ELSE w.state END AS state,
@@ -144,7 +144,7 @@ BEGIN
     ) found;
 END $$;
 
--- Credentials are often in the path.
+-- The path of a URL often has credentials.
 CREATE OR REPLACE FUNCTION webhook.masked_url(url text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', E'\\1/***');
@@ -155,9 +155,9 @@ BEGIN
     RETURN webhook.origin();
 END $$;
 
--- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment and end at
--- webhook.count_limit(); `more` says that one of them does; bytes are of the payloads of those that are counted, as the first 1,000
--- let one expect. The last success, our own events not counted, is known to within 5 s, or longer with more than
+-- Each endpoint and how it is doing, the narrow columns first. Counts of deliveries are those of this moment and end at
+-- webhook.count_limit(); `more` says that one of them does. Bytes are those of the payloads that are counted, estimated from
+-- the first 1,000. The last success, the extension's own events not counted, is known to within 5 s, or longer with more than
 -- 500 busy endpoints.
 CREATE OR REPLACE VIEW webhook.endpoint_status AS
 SELECT webhook.address(e.tenant, e.name) AS endpoint,
@@ -201,9 +201,9 @@ CROSS JOIN LATERAL (
 ) dead
 LEFT JOIN webhook.stat total ON total.endpoint_id = e.id AND total.grain = 'total';
 
--- Deliveries that wait and why, in a word: the state of the endpoint (held, disabled, paused, open, half_open) before the delivery's own
--- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null
--- where a person has parked it.
+-- Deliveries that wait and why, in a word: the state of the endpoint (held, disabled, paused, open, half_open) before the
+-- delivery's own reason (parked, ordered, retry, scheduled, expired); 'due' if the next claim takes it. next_attempt_at is its
+-- own time, null if a person has parked it.
 CREATE OR REPLACE VIEW webhook.waiting AS
 SELECT coalesce(webhook.address(e.tenant, e.name), webhook.address(r.tenant, r.name)) AS endpoint, q.event_type, q.event_id,
        CASE WHEN e.id IS NULL THEN 'removed'

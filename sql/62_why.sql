@@ -1,6 +1,6 @@
--- Why: what became of an event, or how an endpoint is doing, in plain sentences that name the command that changes it. No URL,
--- header or secret is in them, nor in the errors that they quote. A NULL within format() is nothing: that is how the optional
--- parts of a sentence are left out. What is ready is asked of 30_readiness.sql.
+-- Why: the state of an event or an endpoint, in plain sentences that name the command that changes it. They contain no URL,
+-- header or secret, and neither do the errors that they quote. A NULL within format() is nothing: it leaves out the optional
+-- parts of a sentence. 30_readiness.sql says what is ready.
 
 CREATE OR REPLACE FUNCTION webhook.why_server() RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -33,8 +33,8 @@ EXCEPTION WHEN invalid_text_representation THEN
     RETURN NULL;
 END $$;
 
--- Of an event, by its id, or of an endpoint, by its address; of the newest event for null. The extension's own events are
--- explained when they are asked for.
+-- Explains an event, by its id, or an endpoint, by its address; null stands for the newest event. It explains the extension's
+-- own events only when they are asked for.
 CREATE OR REPLACE FUNCTION webhook.why(about text) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

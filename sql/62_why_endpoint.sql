@@ -1,4 +1,4 @@
--- Why, of an endpoint: its state, what waits for it, what failed, and which command changes that.
+-- Why, for an endpoint: its state, its waiting and failed deliveries, and the commands that change them.
 
 -- debug_print_plan shows the parameters of a query, so credentials must not be among them.
 CREATE OR REPLACE FUNCTION webhook.endpoint_without_credentials(wanted_id int) RETURNS webhook.endpoint
@@ -13,8 +13,8 @@ BEGIN
     RETURN e;
 END $$;
 
--- The obstacles between an endpoint and its deliveries, the command that removes each, whether this one (null: none) waits for it, and
--- whether a breaker that has closed has made it due before its time.
+-- The obstacles between an endpoint and its deliveries, the command that removes each, whether this delivery (null: none)
+-- waits for it, and whether a breaker that has closed has made it due before its time.
 CREATE OR REPLACE FUNCTION webhook.why_held_back(
     e webhook.endpoint, d webhook.delivery, OUT sentences text[], OUT waits boolean, OUT is_brought_forward boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -119,7 +119,7 @@ BEGIN
     END IF;
 END $$;
 
--- With the errors before. No more than 10,000 are counted.
+-- The waiting deliveries, with their last errors. It counts no more than 10,000.
 CREATE OR REPLACE FUNCTION webhook.why_waiting(e webhook.endpoint) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -151,7 +151,7 @@ BEGIN
           GROUP BY w.last_error ORDER BY count(*) DESC, w.last_error LIMIT 3) failed;
 END $$;
 
--- The last dead letters, and how many there are. No more than 10,000 are counted.
+-- The last dead letters, and how many there are. It counts no more than 10,000.
 CREATE OR REPLACE FUNCTION webhook.why_failed(of_endpoint int, address text, is_removed boolean) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,6 +1,6 @@
--- Why, of an event: the share of every endpoint in it, those that have a delivery first.
+-- Why, for an event: its delivery to every endpoint, endpoints with a delivery first.
 
--- Of these patterns those that match a type, whatever the tenant; then the exclusions that apply to it.
+-- The patterns that match a type, whatever the tenant; then the exclusions that apply to it.
 CREATE OR REPLACE FUNCTION webhook.matching_patterns(event_types text[], event_type text, OUT patterns text[], OUT exclusions text[])
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC
@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION webhook.matching_patterns(event_types text[], event_t
         FROM unnest(event_types) AS t (pattern), webhook.matching_keys(NULL, event_type) AS k (keys);
     END;
 
--- Why a filter does not let an event pass; null where it does, or where that cannot be told any more.
+-- The reason why a filter does not let an event pass; null if it does, or if that is not known any more.
 CREATE OR REPLACE FUNCTION webhook.why_filtered(filter jsonpath, v webhook.event) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
@@ -22,8 +22,8 @@ EXCEPTION WHEN OTHERS THEN
     RETURN format('its filter, %s, fails: %s', filter, SQLERRM);
 END $$;
 
--- Where a filter reads columns in $.data that a watched row has in $.data.record: it can never be true of that table. Null
--- where that is not so. The text of a jsonpath has every name in quotes.
+-- Explains a filter that reads columns in $.data, but a watched row has them in $.data.record: it can never be true of that
+-- table. Null for other filters. The text of a jsonpath has every name in quotes.
 CREATE OR REPLACE FUNCTION webhook.why_filter_misses_row(filter jsonpath, payload jsonb) RETURNS text
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -44,7 +44,7 @@ BEGIN
         array_to_string(missed, ', '), missed[1]) END;
 END $$;
 
--- An id of ours tells when it was made.
+-- An id of the extension contains the time of its making.
 CREATE OR REPLACE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -81,7 +81,7 @@ BEGIN
     ORDER BY last.claim_seq;
 END $$;
 
--- One delivery: how it came to be, how it went, how it goes on. The event is null where somebody has deleted it.
+-- One delivery: its origin, its attempts, its next step. The event is null if somebody has deleted it.
 CREATE OR REPLACE FUNCTION webhook.why_delivery(d webhook.delivery, v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

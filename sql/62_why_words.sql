@@ -1,7 +1,7 @@
--- Why, its words: times, spans, patterns and errors as people read them.
+-- The words of why: times, spans, patterns and errors as people read them.
 
--- Errors, names and keys come from outside and end up in terminals: what could act there, or turn the direction of the text,
--- is shown by its code point.
+-- Errors, names and keys come from outside and end up in terminals: a character that could act there, or turn the direction of
+-- the text, is shown by its code point.
 CREATE OR REPLACE FUNCTION webhook.printable(value text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -34,7 +34,7 @@ CREATE OR REPLACE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS te
     RETURN format('%s%s', array_to_string(patterns[1:10], ', '),
                   CASE WHEN cardinality(patterns) > 10 THEN format(' and %s more', cardinality(patterns) - 10) END);
 
--- The end of a delivery where it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
+-- The end of a delivery if it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
 -- not tell which of two times has passed.
 CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
     LANGUAGE sql STABLE

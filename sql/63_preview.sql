@@ -1,7 +1,7 @@
--- Previewing: what would be sent, rendered by the code that sends it.
+-- Previewing: the request of an event, rendered by the code that sends it.
 
--- To any endpoint, whether it wants the event or not. The headers are credentials. An endpoint that was made without a
--- secret gets it here, as it would at its first claim.
+-- It previews for any endpoint, whether it wants the event or not. The headers are credentials. An endpoint that was made
+-- without a secret gets it here, as it would at its first claim.
 CREATE OR REPLACE FUNCTION webhook.preview(event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

@@ -1,6 +1,6 @@
--- Operators stop an endpoint, let it go on, and try it.
+-- Operators pause an endpoint, resume it, and test it.
 
--- Says how many endpoints it has paused: those that were not paused before.
+-- Returns the number of endpoints that it has paused, without those that were paused before.
 CREATE OR REPLACE FUNCTION webhook.pause(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -26,8 +26,8 @@ BEGIN
           AND webhook.endpoint_state(e.origin = (SELECT webhook.origin()), e.disabled_at, e.paused_at, b.state) = 'ready');
 END $$;
 
--- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed:
--- they waited for this, and may be claimed from now on.
+-- Resumes from paused, disabled or open: every waiting delivery is due now. Returns the number of deliveries that waited for
+-- this, and may be claimed from now on.
 CREATE OR REPLACE FUNCTION webhook.resume(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -53,7 +53,7 @@ BEGIN
 END $$;
 
 -- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
--- little more. At most one at a time.
+-- little more. An endpoint has at most one test at a time.
 CREATE OR REPLACE FUNCTION webhook.queue_test(endpoint text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -71,7 +71,8 @@ BEGIN
             HINT = 'SELECT webhook_adopt() takes over the endpoints of a restored or copied database.';
     END IF;
 
-    -- First the lock, then the look: what another one who holds it has queued is not in the snapshot of waiting for it.
+    -- The lock comes first, then the look: the snapshot of a statement that waited for the lock does not have the test of
+    -- another session.
     INSERT INTO webhook.breaker (endpoint_id) VALUES (tested_id) ON CONFLICT DO NOTHING;
     PERFORM FROM webhook.breaker b WHERE b.endpoint_id = tested_id FOR UPDATE;
     IF EXISTS (SELECT FROM webhook.breaker b
@@ -92,7 +93,7 @@ BEGIN
     FROM webhook.endpoint e, webhook.policy_of(e.policy) p WHERE e.id = tested_id;
 END $$;
 
--- Returns the outcome and removes all traces of the test; null as long as there is no outcome.
+-- Returns the outcome and deletes all rows of the test; null as long as there is no outcome.
 CREATE OR REPLACE FUNCTION webhook.end_test(
     test_id uuid, tested_id int, give_up_at timestamptz,
     OUT status text, OUT status_code int, OUT error text, OUT response text, OUT duration_ms int)
@@ -120,15 +121,15 @@ BEGIN
     DELETE FROM webhook.attempt a WHERE a.event_id = test_id;
     DELETE FROM webhook.event v WHERE v.id = test_id;
     UPDATE webhook.breaker b SET test_event_id = NULL WHERE b.endpoint_id = tested_id AND b.test_event_id = test_id;
-    -- Its row goes too where there was none before.
+    -- The breaker's row goes too if there was none before.
     DELETE FROM webhook.breaker b WHERE b.endpoint_id = tested_id AND b.last_failure_at IS NULL AND webhook.is_at_rest(b);
 END $$;
 
--- Sends a test event, waits, and shows the outcome. A success closes the endpoint's breaker, and resumes an endpoint that
--- was disabled because a delivery had exhausted its attempts; a failure counts for nothing.
+-- Sends a test event, waits, and shows the outcome. A success closes the endpoint's breaker, and resumes an endpoint that was
+-- disabled because a delivery had exhausted its attempts; a failure changes nothing.
 --
--- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes, and READ COMMITTED,
--- so that the worker's commits neither stay unseen nor conflict with it. It has no search_path of its own, since it
+-- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes. It is READ COMMITTED,
+-- so that it sees the worker's commits and does not conflict with them. The procedure has no search_path of its own, since it
 -- commits; so nothing here depends on one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_test(
     endpoint text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,

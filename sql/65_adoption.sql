@@ -4,8 +4,8 @@ CREATE OR REPLACE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
 
--- Takes over the endpoints of an address, or all; says how many. A delivery that was in flight when the
--- dump or the copy was made is in nobody's hands here, whatever its claim says.
+-- Takes over the endpoints of an address, or all; returns how many. A delivery that was in flight when the dump or the copy
+-- was made has no sender here, whatever its claim says.
 CREATE OR REPLACE FUNCTION webhook.adopt(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,5 +1,5 @@
--- The meaning of each parameter of the API. 80_comments.sql puts it into the comments of the functions, docs/reference.md shows it.
--- A row without a function stands for every function with a parameter of that name.
+-- The meaning of each parameter of the API. 80_comments.sql puts it into the comments of the functions, docs/reference.md
+-- shows it. A row without a function stands for every function with a parameter of that name.
 CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, parameter text, meaning text)
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC

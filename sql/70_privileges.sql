@@ -7,21 +7,20 @@
 --   admin    does all of it; manages endpoints, policies and secrets
 --   relay    delivers, for webhook-relay: claims, settles, gets routes with their secrets, and does the upkeep
 --
--- Nobody but webhook_owner has TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
--- functions, which run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call
--- the caller's casts and domain checks. Our own triggers need nobody's privilege to fire. webhook_trigger() is made for tables of
--- others, and takes the rights of webhook_owner only when nothing is left of their rows but JSON.
+-- Only webhook_owner has TRIGGER: a trigger on our tables would run as the worker. No role gets our trigger functions, which
+-- run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call the caller's
+-- casts and domain checks. Our own triggers fire without any privilege. webhook_trigger() is made for tables of others, and
+-- takes the rights of webhook_owner only when nothing is left of their rows but JSON.
 
--- One row for each object. A function that people call is two: the thin one and the one that does the work.
+-- One row for each object. A function that people call has two: the thin one and the one that does the work.
 CREATE OR REPLACE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- Called by the views, as whoever reads them, and by CHECKs, as whoever writes; and what the procedures, which commit and so
-    -- webhook_watch() runs as its caller and calls these: each reads the system's catalogs or its arguments alone.
+    -- webhook_watch() runs as its caller and calls these: each reads only the system's catalogs or its arguments.
     called_by_watch CONSTANT text[] :=
         '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
           is_event_type, refuse_event_type, did_you_mean, virtual_columns}';
-    -- Beside those of the API that are a superuser's.
+    -- These belong to the owner alone, beside those of the API that are a superuser's.
     of_the_owner CONSTANT text[] :=
         '{grant_level, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
           recognise_installation, renew_levels, renew_grants, holders}';
@@ -64,8 +63,8 @@ BEGIN
     END IF;
 END $$;
 
--- Takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that might
--- be somebody else's.
+-- It takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that
+-- might be somebody else's.
 CREATE OR REPLACE FUNCTION webhook.require_role(role text) RETURNS regrole
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -89,8 +88,8 @@ BEGIN
           AND NOT (d.classid = 'pg_proc'::regclass AND d.objid IN (SELECT m.routine FROM webhook.members() m)));
 END $$;
 
--- With its caller's rights: only a superuser can give what is webhook_owner's. Without the library it has the owner's rights
--- instead (sql/portable/90_ownership.sql).
+-- It runs with its caller's rights: only a superuser can grant rights on objects of webhook_owner. Without the library it has
+-- the owner's rights instead (sql/portable/90_ownership.sql).
 CREATE OR REPLACE FUNCTION webhook.grant_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -107,8 +106,8 @@ BEGIN
     END IF;
 END $$;
 
--- The roles that have a level. It is recognised by a function of schema webhook that no lesser level has. Those in the schema of
--- the extension do not tell: GRANT .. ON ALL FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
+-- The roles that have a level, found by a function of schema webhook that no lesser level has. Functions in the schema of the
+-- extension prove nothing: GRANT .. ON ALL FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
 CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -119,8 +118,8 @@ CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
         WHERE l.level = holders.level AND a.grantee <> p.proowner;
     END;
 
--- Takes away the level and those that it includes; what another level of the role needs, it keeps. With the last level goes USAGE
--- on the schema of our functions, unless it holds other things too.
+-- Takes away the level and those that it includes; the role keeps the rights that another level of it needs. With the last
+-- level goes USAGE on the schema of our functions, unless that schema holds other things too.
 CREATE OR REPLACE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -149,7 +148,7 @@ BEGIN
     END IF;
 END $$;
 
--- Asked before the extension is dropped (src/uninstall.rs): how many deliveries wait, as a sentence has it.
+-- How many deliveries wait, for a sentence of src/uninstall.rs before the extension is dropped.
 CREATE OR REPLACE FUNCTION webhook.unsent() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT CASE WHEN count(*) > webhook.count_limit() THEN 'more than ' || webhook.count_limit()

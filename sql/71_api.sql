@@ -1,7 +1,7 @@
 -- The functions that people call, in the schema of the extension. Each only hands its arguments to the one in schema webhook
--- that does the work: nothing in webhook ever calls back, because the owner of this schema may rename it and put another in its
--- place. Beside these there are the trigger function webhook_trigger() and two procedures, which commit and so run as their
--- caller: webhook_test() and webhook_replay_all().
+-- that does the work: nothing in webhook ever calls back, because the owner of this schema may rename it and put another in
+-- its place. Beside these there are the trigger function webhook_trigger() and the procedures, which commit and so run as
+-- their caller: webhook_test(), webhook_replay_all() and webhook_backfill().
 
 CREATE OR REPLACE FUNCTION @extschema@.webhook_copy_policy(source text, target text) RETURNS void
     LANGUAGE sql

@@ -1,7 +1,6 @@
--- For an upgrade: gives every role what its levels have gained.
+-- Gives every role the new rights of its levels, for an upgrade.
 --
--- A role of the level may execute every function of it that is not new: a role that was denied one by hand gets no
--- more.
+-- A role of the level may execute every function of it that is not new: a role that was denied one by hand gets no more.
 CREATE OR REPLACE FUNCTION webhook.renew_levels() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,9 +1,9 @@
--- Plans: which ways the planner may take, by named profiles.
+-- Plans: which kinds of plans the planner may use, by named profiles.
 --
--- A session plans a statement once, often while a table is empty, and has to live with that plan when the table holds a
--- million rows. A profile leaves the planner only ways whose cost depends on the rows that are handled, and not on those
--- that are there. It says of every way whether it is open, so that a function with a profile inherits nothing from a caller
--- with another one. The heads of the functions have no such settings.
+-- A session plans a statement once, often while a table is empty, and uses that plan when the table holds a million rows. A
+-- profile leaves the planner only plans whose cost depends on the rows that are handled, and not on those that are there. It
+-- sets every switch of the planner, so that a function with a profile inherits nothing from a caller with another one. The
+-- heads of the functions have no such settings.
 --
 --   indexed     finds rows by an index, bitmaps of GIN included
 --   row_by_row  joins by an index for each row, and may sort the rows that it has found
@@ -42,9 +42,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Compiling takes a hundred times as long as our statements do, and a session that has jit on would have them compiled where a
--- plan's cost is estimated high, as that of a plan is which has to do what enable_seqscan and the like discourage. Not for
--- webhook.emit(): its plans cost next to nothing, and a SET would cost more.
+-- JIT takes a hundred times as long as our statements do. A session that has jit on would compile a plan with a high estimated
+-- cost, and a plan has one if it does what enable_seqscan and the like discourage. webhook.emit() has no such setting: its
+-- plans cost next to nothing, and a SET would cost more.
 DO $$
 DECLARE
     ours record;

@@ -1,4 +1,4 @@
--- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has those of
+-- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has the sentences of
 -- the API, 67_parameters.sql those of its parameters.
 
 DO $$
@@ -29,8 +29,8 @@ COMMENT ON ROUTINE webhook.alert_about IS 'An alert, until webhook.alert has it.
 COMMENT ON ROUTINE webhook.api IS 'The API as a table.';
 COMMENT ON ROUTINE webhook.api_schema IS
     'The schema of the functions that people call, and whether it holds nothing else.';
-COMMENT ON ROUTINE webhook.as_event_id IS 'The id of an event that a text is; null where it is none.';
-COMMENT ON ROUTINE webhook.backlog_limit IS 'Disk that the deliveries of one endpoint may take before somebody is told.';
+COMMENT ON ROUTINE webhook.as_event_id IS 'A text as the id of an event; null if it is none.';
+COMMENT ON ROUTINE webhook.backlog_limit IS 'Disk space of the deliveries of one endpoint that raises an alert.';
 COMMENT ON ROUTINE webhook.backoff_delay(p webhook.policy, attempts integer, retry_after interval, draw double precision) IS
     'The delay before the next attempt under a policy.';
 COMMENT ON ROUTINE webhook.backoff_delay(policy_name text, attempts integer, retry_after interval) IS
@@ -39,7 +39,7 @@ COMMENT ON ROUTINE webhook.call_followers IS
     'Makes deliveries due that waited for the turn of their ordering key.';
 COMMENT ON ROUTINE webhook.cancel_superseded IS
     'Cancels rows that a newer delivery supersedes, and returns the others.';
-COMMENT ON ROUTINE webhook.change IS 'Changes deliveries, and waits for those who have them locked.';
+COMMENT ON ROUTINE webhook.change IS 'Changes deliveries, and tries again while others have them locked.';
 COMMENT ON ROUTINE webhook.check_endpoint IS
     'Trigger: refuses an endpoint that is not valid, with the remedy.';
 COMMENT ON ROUTINE webhook.check_secret IS
@@ -57,7 +57,7 @@ COMMENT ON ROUTINE webhook.discard IS
 COMMENT ON ROUTINE webhook.emit_alert IS
     'Emits the event of an alert to the endpoints that subscribe to it.';
 COMMENT ON ROUTINE webhook.emit_changes IS 'Emits a batch of changes of a watched table.';
-COMMENT ON ROUTINE webhook.emit_checked IS 'Emits an event of any kind, and refuses what is not valid.';
+COMMENT ON ROUTINE webhook.emit_checked IS 'Emits an event of any kind, and refuses invalid input.';
 COMMENT ON ROUTINE webhook.emit_events IS
     'Inserts events and their deliveries: one event for each element of the arrays.';
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
@@ -77,7 +77,7 @@ COMMENT ON ROUTINE webhook.finish_queued IS
     'Moves deliveries from the queue to the history or the dead letters.';
 COMMENT ON ROUTINE webhook.first_id IS 'The least id of an event of this time.';
 COMMENT ON ROUTINE webhook.first_secret IS 'Makes a secret for an endpoint that has none that is valid.';
-COMMENT ON ROUTINE webhook.follow_clock IS 'Makes due again what waits because the clock was set back.';
+COMMENT ON ROUTINE webhook.follow_clock IS 'Makes deliveries due that wait only because the clock was set back.';
 COMMENT ON ROUTINE webhook.follow IS 'Aggregate: the course of a breaker over outcomes in order.';
 COMMENT ON ROUTINE webhook.foreign_endpoints IS
     'The number of endpoints that belong to another installation.';
@@ -85,8 +85,8 @@ COMMENT ON ROUTINE webhook.forget IS
     'Deletes the attempts of deleted deliveries, and events that no delivery has any more.';
 COMMENT ON ROUTINE webhook.forget_removed_endpoint IS
     'Trigger: an endpoint that is inserted again was not removed.';
-COMMENT ON ROUTINE webhook.forget_routes IS 'Lets every session forget its routes at commit.';
-COMMENT ON ROUTINE webhook.free_shares IS 'Shares of the endpoints that no living sender holds.';
+COMMENT ON ROUTINE webhook.forget_routes IS 'Makes every session forget its routes at commit.';
+COMMENT ON ROUTINE webhook.free_shares IS 'Shares that no living sender holds.';
 COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this database.';
 COMMENT ON ROUTINE webhook.grant_level IS 'The work of webhook_grant().';
 COMMENT ON ROUTINE webhook.has_its_turn IS 'Whether the ordering key of a delivery lets it be the probe.';
@@ -95,9 +95,9 @@ COMMENT ON ROUTINE webhook.has_secret IS 'Whether requests of an endpoint are si
 COMMENT ON ROUTINE webhook.has_signatures IS 'Whether headers have signatures in their templates.';
 COMMENT ON ROUTINE webhook.header_size_problem IS 'Why headers are too large; null where they are not.';
 COMMENT ON ROUTINE webhook.header_template_problem IS
-    'What is wrong with the templates of headers, and the remedy; null where nothing is.';
+    'The problem of templates in headers, and the remedy; null if there is none.';
 COMMENT ON ROUTINE webhook.header_value_problem IS
-    'What is wrong with the template of one header, and the remedy; no row where nothing is.';
+    'The problem of the template of one header, and the remedy; no row if there is none.';
 COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
 COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in base64; null of a private key.';
 COMMENT ON ROUTINE webhook.hmac_secrets IS
@@ -123,7 +123,7 @@ COMMENT ON ROUTINE webhook.judge IS
     'Judges an outcome once: verdict, new status, next attempt and reason code.';
 COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.';
 COMMENT ON ROUTINE webhook.judgement IS 'The meaning of an outcome for its delivery.';
-COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and what it takes on disk.';
+COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and the disk space of its deliveries.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders that may send.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
@@ -132,15 +132,15 @@ COMMENT ON ROUTINE webhook.longest_silence IS 'How long a relay may send without
 COMMENT ON ROUTINE webhook.lost_followers IS 'Deliveries on a page of ordering keys that wait for nobody.';
 COMMENT ON ROUTINE webhook.lost_turns IS 'Ordering keys on a page whose delivery has left the queue.';
 COMMENT ON ROUTINE webhook.major_version IS 'The major version of the server.';
-COMMENT ON ROUTINE webhook.manual_update IS 'Trigger: makes an UPDATE of webhook.delivery by hand right.';
+COMMENT ON ROUTINE webhook.manual_update IS 'Trigger: makes a row consistent after an UPDATE of webhook.delivery by hand.';
 COMMENT ON ROUTINE webhook.matching_keys IS 'The keys of all patterns that match an event.';
 COMMENT ON ROUTINE webhook.matching_patterns IS 'The patterns that match a type, and the exclusions.';
 COMMENT ON ROUTINE webhook.max_payload IS 'The largest payload, in bytes.';
 COMMENT ON ROUTINE webhook.may_be_probe IS 'Whether a delivery may be the probe of a breaker.';
 COMMENT ON ROUTINE webhook.merge_latencies IS 'The sum of two histograms of latencies.';
-COMMENT ON ROUTINE webhook.metric_in_words IS 'A metric as a person would say it, with the threshold that it is beyond.';
+COMMENT ON ROUTINE webhook.metric_in_words IS 'A metric in words, with the threshold that it is beyond.';
 COMMENT ON ROUTINE webhook.metric_remedy IS 'The remedy for a metric that is beyond its threshold.';
-COMMENT ON ROUTINE webhook.missing_deliveries IS 'Deliveries that endpoints of a backfill are missing.';
+COMMENT ON ROUTINE webhook.missing_deliveries IS 'The deliveries that endpoints of a backfill do not have yet.';
 COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes of a batch.';
 COMMENT ON ROUTINE webhook.named_endpoints IS 'The ids of endpoints that have or had this name.';
 COMMENT ON ROUTINE webhook.new_id IS 'A new id of an event: a UUID of version 7.';
@@ -175,7 +175,7 @@ COMMENT ON ROUTINE webhook.pick_exceptions IS
 COMMENT ON ROUTINE webhook.policy_of IS 'The policy of that name, or the default.';
 COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
-COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, as GRANT is told them.';
+COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, in the words of GRANT.';
 COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe.';
 COMMENT ON ROUTINE webhook.problems IS 'The problems of delivery as a whole, each with its weight.';
 COMMENT ON ROUTINE webhook.protect_policy IS
@@ -188,7 +188,7 @@ COMMENT ON ROUTINE webhook.queue_of IS 'The deliveries of an endpoint in the que
 COMMENT ON ROUTINE webhook.reason_in_words IS 'A reason code, for people.';
 COMMENT ON ROUTINE webhook.reason_of IS 'The reason code of an outcome that is no success.';
 COMMENT ON ROUTINE webhook.recall_only_route IS
-    'The remembered route of an event type that one endpoint wants, in one number; null where it is not that.';
+    'The remembered route of an event type, in one number; null unless one endpoint without a filter wants it.';
 COMMENT ON ROUTINE webhook.recall_routes IS
     'The routes that this session remembers; null where it remembers none.';
 COMMENT ON ROUTINE webhook.recognise_installation IS
@@ -204,11 +204,11 @@ COMMENT ON ROUTINE webhook.remember_removed_endpoint IS 'Trigger: notes the remo
 COMMENT ON ROUTINE webhook.remember_routes IS 'Lets this session remember the routes of an event type.';
 COMMENT ON ROUTINE webhook.remove_endpoint IS 'The work of webhook_remove_endpoint().';
 COMMENT ON ROUTINE webhook.render_request IS 'The request that an attempt would send now.';
-COMMENT ON ROUTINE webhook.renew_grants IS 'Gives roles what their levels have gained by an upgrade.';
+COMMENT ON ROUTINE webhook.renew_grants IS 'Gives roles the new rights of their levels, after an upgrade.';
 COMMENT ON ROUTINE webhook.renew_levels IS 'The work of webhook.renew_grants().';
 COMMENT ON ROUTINE webhook.requeue IS
     'Moves deliveries back to the queue, due now and from the first attempt.';
-COMMENT ON ROUTINE webhook.requeued IS 'A delivery as it is when it is queued again.';
+COMMENT ON ROUTINE webhook.requeued IS 'The row of a delivery that is queued again.';
 COMMENT ON ROUTINE webhook.require_batch_size IS 'Refuses a batch size that is not positive.';
 COMMENT ON ROUTINE webhook.require_endpoint IS 'The id of an endpoint; refuses one that does not exist.';
 COMMENT ON ROUTINE webhook.require_endpoints IS
@@ -235,13 +235,13 @@ COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret()
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
 COMMENT ON ROUTINE webhook.route_stamp IS 'The versions of the rows that a route is made of.';
 COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
-    'URL, headers and secrets of endpoints, for the sender.';
+    'The endpoints that want an event type, each with its max_attempts.';
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
     'URL, headers and secrets of endpoints, for the sender.';
-COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: lets every session forget its routes.';
+COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: makes every session forget its routes.';
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
-COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, as people are told of them.';
+COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, for people.';
 COMMENT ON ROUTINE webhook.server_mark IS
     'A mark that tells this server from one that a dump was restored to.';
 COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
@@ -270,7 +270,7 @@ COMMENT ON ROUTINE webhook.unsent IS
 COMMENT ON ROUTINE webhook.url_problem IS
     'Why the settings of this server forbid a URL; null where they do not.';
 COMMENT ON ROUTINE webhook.verdict IS 'The meaning of an outcome under a policy.';
-COMMENT ON ROUTINE webhook.wake() IS 'Has the worker of this database look at everything, at commit.';
+COMMENT ON ROUTINE webhook.wake() IS 'Makes the worker of this database look at everything, at commit.';
 COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
     'Wakes the worker for endpoints that have something due at that time, at commit.';
 COMMENT ON ROUTINE webhook.wake_endpoint IS 'The same for one endpoint.';
@@ -297,7 +297,7 @@ COMMENT ON ROUTINE webhook.wire_time IS 'A time as the body of a request has it.
 COMMENT ON ROUTINE webhook.withdraw_grants IS 'Takes back the rights that would outlive the extension.';
 COMMENT ON ROUTINE webhook.worker_report IS 'The last report of the worker of this database.';
 COMMENT ON ROUTINE webhook.worker_state IS 'The state of the worker, and what to do about it.';
-COMMENT ON ROUTINE webhook.within_byte_rooms IS 'Of picked deliveries, those that fit into the bytes that each endpoint and all of them may have in flight.';
+COMMENT ON ROUTINE webhook.within_byte_rooms IS 'The picked deliveries that fit into the bytes that each endpoint and all of them may have in flight.';
 COMMENT ON ROUTINE webhook.write_installation IS 'Gives the installation an id.';
 COMMENT ON TYPE webhook.backfill IS 'Where a run of webhook_backfill() stands.';
 COMMENT ON TYPE webhook.judgement IS 'The meaning of the end of an attempt for its delivery: 40_judgement.sql.';
@@ -398,7 +398,7 @@ COMMENT ON COLUMN webhook.delivery.attempts IS 'Attempts so far.';
 COMMENT ON COLUMN webhook.delivery.max_attempts IS 'Most attempts, as the policy had it at the emission.';
 COMMENT ON COLUMN webhook.delivery.next_attempt_at IS 'When the next attempt is due.';
 COMMENT ON COLUMN webhook.delivery.wait_reason IS
-    'Why the delivery waits, of its own: new, retry, replayed, scheduled or parked.';
+    'The delivery''s own reason to wait: new, retry, replayed, scheduled or parked.';
 COMMENT ON COLUMN webhook.delivery.waits_for IS 'The event whose turn it is by the ordering key.';
 COMMENT ON COLUMN webhook.delivery.expires_at IS 'When the delivery fails if it was not sent.';
 COMMENT ON COLUMN webhook.delivery.ordering_key IS
@@ -450,7 +450,7 @@ COMMENT ON COLUMN webhook.alert.kind IS 'The change that it tells of: degraded, 
 COMMENT ON COLUMN webhook.alert.reason IS 'Why it happened: a code of webhook.code.';
 COMMENT ON COLUMN webhook.alert.error IS 'The error, as a sentence.';
 COMMENT ON COLUMN webhook.alert.is_own IS
-    'Whether an event of ours is the cause; then no other one tells it.';
+    'Whether an event of the extension is the cause; then it raises no other event.';
 COMMENT ON COLUMN webhook.alert.deliveries IS 'Deliveries that failed.';
 COMMENT ON COLUMN webhook.alert.event_ids IS 'Some of their events.';
 COMMENT ON COLUMN webhook.alert.raised_at IS 'When it happened.';
@@ -462,7 +462,7 @@ COMMENT ON COLUMN webhook.stat.begins_at IS 'When the hour or minute begins; -in
 COMMENT ON COLUMN webhook.stat.attempts IS 'Attempts that ended; those that failed are attempts - sent.';
 COMMENT ON COLUMN webhook.stat.sent IS 'Deliveries that were SENT.';
 COMMENT ON COLUMN webhook.stat.failed IS 'Deliveries that FAILED.';
-COMMENT ON COLUMN webhook.stat.retried IS 'Deliveries of both that needed a retry.';
+COMMENT ON COLUMN webhook.stat.retried IS 'Deliveries among sent and failed that needed a retry.';
 COMMENT ON COLUMN webhook.stat.retries IS 'Retries of all of them.';
 COMMENT ON COLUMN webhook.stat.attempt_latency IS
     'Histogram of the duration of attempts: classes, eight to a doubling of milliseconds, and numbers.';
@@ -475,11 +475,11 @@ COMMENT ON COLUMN webhook.alarm.raised_at IS 'Since when it is beyond its thresh
 COMMENT ON COLUMN webhook.sender.id IS 'Number of the run, under which it claims.';
 COMMENT ON COLUMN webhook.sender.kind IS 'worker, of the server; or relay.';
 COMMENT ON COLUMN webhook.sender.pid IS 'The backend of its session.';
-COMMENT ON COLUMN webhook.sender.role IS 'As which the session has logged in.';
+COMMENT ON COLUMN webhook.sender.role IS 'The login role of the session.';
 COMMENT ON COLUMN webhook.sender.host IS 'Where a relay runs.';
 COMMENT ON COLUMN webhook.sender.version IS 'Its version.';
 COMMENT ON COLUMN webhook.sender.begun_at IS 'When the run began.';
-COMMENT ON COLUMN webhook.sender.in_flight IS 'Requests in flight, as a relay has last told.';
+COMMENT ON COLUMN webhook.sender.in_flight IS 'Requests in flight, by the last report of a relay.';
 COMMENT ON COLUMN webhook.sender.lost_at IS 'When another sender noticed that its session has ended.';
 COMMENT ON COLUMN webhook.share.number IS 'The remainder of the ids of its endpoints.';
 COMMENT ON COLUMN webhook.share.total IS 'The number of shares when it was taken.';

@@ -1,11 +1,11 @@
--- The end of the install script and of every upgrade script: all that is ours belongs to webhook_owner, and nobody else has any
--- right to it.
+-- The end of the install script and of every upgrade script: all objects of the extension belong to webhook_owner, and nobody
+-- else has any right to them.
 --
 -- An upgrade script replaces everything first. Until then it calls no function of ours and writes no table of ours that has a
 -- trigger: the old code would run as the superuser who upgrades.
 --
--- No client can be webhook_owner, and it can do nothing but what its own objects need, so a hole in our code is a hole in webhooks
--- and not in the server. Superuser rights are used while such a script runs, and never again.
+-- No client can be webhook_owner, and it can do nothing but what its own objects need, so a hole in our code is a hole in
+-- webhooks and not in the server. Superuser rights are used while such a script runs, and never again.
 
 -- Two databases may create the extension at the same moment: the second waits for the first and finds the role. Before 17 a
 -- background worker cannot connect as a role without LOGIN; there nobody else can connect as one that has no connections.
@@ -28,9 +28,9 @@ BEGIN
     PERFORM webhook.require_safe_owner();
 END $$;
 
--- First the owner, then the rights: in this order the server notes, for dumps, what it finds in the end. An object that is
--- webhook_owner's already was there before an upgrade, and keeps the rights that webhook_grant() has given. Default privileges,
--- anybody's, have given rights to all that is new.
+-- The owner comes first, then the rights: in this order the server notes, for dumps, the rights that it finds in the end. An
+-- object that belongs to webhook_owner already was there before an upgrade, and keeps the rights that webhook_grant() has
+-- given. Default privileges, anybody's, have given rights to all new objects.
 DO $$
 DECLARE
     ours record;
@@ -58,7 +58,7 @@ BEGIN
             WHERE d.classid = 'pg_type'::regclass AND t.oid = d.objid AND t.typcategory <> 'A' AND coalesce(r.relkind, 'c') = 'c'
         ) o
         WHERE d.deptype = 'e' AND o.owner <> to_regrole('webhook_owner')
-        ORDER BY o.kind = 'SEQUENCE'                    -- one that a column owns follows its table
+        ORDER BY o.kind = 'SEQUENCE'                    -- a sequence that a column owns follows its table
     LOOP
         EXECUTE format('ALTER %s %s OWNER TO webhook_owner', ours.kind, ours.name);
         FOR granted IN
@@ -68,7 +68,7 @@ BEGIN
                            CASE granted.grantee WHEN 0 THEN 'PUBLIC' ELSE granted.grantee::regrole::text END);
         END LOOP;
         IF ours.acl IS NOT NULL THEN
-            -- Default privileges may have taken from an owner too.
+            -- Default privileges may have taken rights from an owner too.
             EXECUTE format('GRANT ALL ON %s %s TO webhook_owner', ours.kind, ours.name);
         END IF;
     END LOOP;

@@ -1,2 +1,2 @@
--- An upgrade may bring functions, tables and views that a level of webhook_grant() has: roles that had the level get them.
+-- An upgrade may bring functions, tables and views that belong to a level: roles with the level get them.
 SELECT webhook.renew_grants();

@@ -1,4 +1,4 @@
--- The last words of CREATE EXTENSION: start delivering when it commits, or say what is missing.
+-- The end of CREATE EXTENSION: delivery starts when it commits, or a WARNING says what is missing.
 
 DO $$
 BEGIN

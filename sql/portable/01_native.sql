@@ -2,15 +2,15 @@
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- Stand-ins for the shared library and for the extension, for a database that allows neither: webhook-relay install has this
--- file in the place of sql/01_native.sql. Results are those of the library where there are any;
--- pgrx-tests/conformance.sql compares them. Where only the library can answer, a function here says so, or leaves it to the
--- relay, which judges every request by the same code.
+-- file in the place of sql/01_native.sql. Results are those of the library where there are any; pgrx-tests/conformance.sql
+-- compares them. Where only the library can answer, a function here says so, or leaves the answer to the relay, which judges
+-- every request by the same code.
 
 CREATE OR REPLACE FUNCTION webhook.is_portable() RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN true;
 
--- The version of webhook-relay that has made this schema. Only a portable one has this function.
+-- The version of webhook-relay that has made this schema. Only a portable installation has this function.
 CREATE OR REPLACE FUNCTION webhook.portable_version() RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN '@VERSION@';
@@ -36,7 +36,7 @@ BEGIN
     RETURN encode(bytes, 'hex')::uuid;
 END $$;
 
--- The server's system identifier; null where somebody has taken the right to know it from PUBLIC.
+-- The server's system identifier; null if somebody has revoked the right to read it from PUBLIC.
 CREATE OR REPLACE FUNCTION webhook.system_identifier() RETURNS bigint
     LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -46,12 +46,12 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A dump carries the id of an installation here, and so the system identifier has to tell where it was restored.
+-- A dump carries the id of a portable installation, so the system identifier has to tell a restore.
 CREATE OR REPLACE FUNCTION webhook.server_mark() RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN '/' || coalesce(webhook.system_identifier(), 0);
 
--- webhook-relay has looked at the role before it executes anything as that role.
+-- webhook-relay has checked the role before it executes anything as that role.
 CREATE OR REPLACE FUNCTION webhook.require_safe_owner() RETURNS void
     LANGUAGE sql STABLE
     BEGIN ATOMIC END;
@@ -61,7 +61,7 @@ CREATE OR REPLACE FUNCTION webhook.grant_connect() RETURNS void
     LANGUAGE sql VOLATILE
     BEGIN ATOMIC END;
 
--- Gives roles what their levels have gained: webhook.renew_levels(). In plpgsql, since that one comes later.
+-- Gives roles the new rights of their levels: webhook.renew_levels(). This is plpgsql, since that function comes later.
 CREATE OR REPLACE FUNCTION webhook.renew_grants() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -83,23 +83,23 @@ BEGIN
         HINT = 'Make it elsewhere, and give it: webhook_rotate_key(.., key => ''whsk_..'').';
 END $$;
 
--- Whether the halves of a key belong together is the relay's to judge: it does not sign with another.
+-- The relay judges whether the halves of a key belong together: it does not sign with another.
 CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN true;
 
--- Addresses are the relay's to judge, with every attempt.
+-- The relay judges addresses, with every attempt.
 CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE sql STABLE STRICT PARALLEL SAFE
     RETURN NULL::text;
 
--- How long a regular expression may take is the library's to say. The text of a jsonpath has every name in quotes.
+-- Only the library knows how long a regular expression may take. The text of a jsonpath has every name in quotes.
 CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN CASE WHEN strpos(regexp_replace(filter, E'"([^"\\\\]|\\\\.)*"', '""', 'g'), ' like_regex ') > 0 THEN
         'the filter has like_regex, and only the library can say how long that may take' END;
 
--- Templates are the relay's to judge: it renders them.
+-- The relay judges templates: it renders them.
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text) RETURNS SETOF record
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -114,7 +114,7 @@ BEGIN
         USING HINT = 'CALL webhook_test(..) has a relay send an event with it, and shows what is wrong.';
 END $$;
 
--- For a HINT: the names that are close to one that does not exist. None is found here.
+-- The names that are close to one that does not exist, for a HINT. This finds none.
 CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN NULL::text;
@@ -132,7 +132,7 @@ BEGIN
         HINT = 'CALL webhook_test(..) has a relay send an event, and shows the answer.';
 END $$;
 
--- Nobody is woken: relays look every 100 ms.
+-- This wakes nobody: relays look every 100 ms.
 CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE sql PARALLEL UNSAFE RETURN true;
 CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) RETURNS boolean
@@ -142,7 +142,7 @@ CREATE OR REPLACE FUNCTION webhook.wake_endpoint(endpoint_id int, due_at timesta
 CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz) RETURNS boolean
     LANGUAGE sql PARALLEL UNSAFE RETURN true;
 
--- A session has no memory here that others could not write.
+-- There is no memory of a session here that others could not write.
 CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE sql PARALLEL UNSAFE RETURN NULL::int[];
 CREATE OR REPLACE FUNCTION webhook.recall_only_route(tenant text, event_type text) RETURNS bigint
@@ -162,7 +162,7 @@ CREATE OR REPLACE FUNCTION webhook.worker_report(
     LANGUAGE sql STABLE PARALLEL SAFE
     BEGIN ATOMIC SELECT NULL::int, NULL::text, NULL::text, NULL::int, NULL::text, NULL::timestamptz WHERE false; END;
 
--- The server says it at the first COMMIT, and nothing has happened by then.
+-- The server raises the error at the first COMMIT, and nothing has happened by then.
 CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
     LANGUAGE sql STRICT PARALLEL UNSAFE
     BEGIN ATOMIC END;
@@ -172,7 +172,7 @@ CREATE OR REPLACE FUNCTION webhook.home() RETURNS regnamespace
     LANGUAGE sql STABLE
     RETURN '@extschema@'::regnamespace;
 
--- The routines of ours, wherever they are: nobody else can make one that belongs to the schema's owner.
+-- The routines of the installation, wherever they are: nobody else can make one that belongs to the schema's owner.
 CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETURNS SETOF record
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -181,8 +181,8 @@ CREATE OR REPLACE FUNCTION webhook.members(OUT routine oid, OUT name text) RETUR
         WHERE n.nspname = 'webhook';
     END;
 
--- Whether nobody but the owner may execute the routine, as when it has just been made. Whoever has installed has the level
--- admin, and so some right to all others.
+-- Whether nobody but the owner may execute the routine, as when it has just been made. The role that has installed has the
+-- level admin, and so some right to all others.
 CREATE OR REPLACE FUNCTION webhook.is_new(routine oid) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN NOT EXISTS (SELECT FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
@@ -196,14 +196,14 @@ CREATE TABLE IF NOT EXISTS webhook.settings (
 COMMENT ON TABLE webhook.settings IS 'Settings that are not at their defaults.';
 COMMENT ON FUNCTION webhook.portable_version IS 'The version of webhook-relay that has made this schema.';
 
--- A setting as somebody has set it; null where nobody has.
+-- The value that somebody has set; null if nobody has set one.
 CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text
     LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT s.value FROM webhook.settings s WHERE s.name = configured.name);
 END $$;
 
--- The problem of a value of a setting; null where it has none. The bounds are those of src/settings.rs.
+-- The problem of a value of a setting; null if it has none. The bounds are those of src/settings.rs.
 CREATE OR REPLACE FUNCTION webhook.setting_problem(name text, value text) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -259,7 +259,7 @@ END $$;
 CREATE OR REPLACE TRIGGER check_setting BEFORE INSERT OR UPDATE ON webhook.settings
     FOR EACH ROW EXECUTE FUNCTION webhook.check_setting();
 
--- A key that is made of a row: src/capture/key.rs. None where one of the values is null.
+-- A key that is made of a row: src/capture/key.rs. Null if one of the values is null.
 CREATE OR REPLACE FUNCTION webhook.captured_key(record jsonb, schema_name text, table_name text, columns jsonb) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -287,7 +287,7 @@ CREATE OR REPLACE FUNCTION webhook.captured_columns(record jsonb, include jsonb,
         ELSE record
     END;
 
--- Whether webhook_watch() could have written these options: one that is ignored could be a column that leaks.
+-- Whether webhook_watch() could have written these options: an option that is ignored could be a column that leaks.
 CREATE OR REPLACE FUNCTION webhook.captures_by(options jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN jsonb_typeof(options) = 'object'
@@ -301,7 +301,7 @@ CREATE OR REPLACE FUNCTION webhook.captures_by(options jsonb) RETURNS boolean
                 WHEN o.key IN ('tenant_column', 'schema', 'table', 'condition') THEN jsonb_typeof(o.value) <> 'string'
                 ELSE true END);
 
--- Emits a change of a row, with the rights of whoever writes it.
+-- Emits a change of a row, with the rights of the role that writes it.
 CREATE OR REPLACE FUNCTION webhook.capture(
     event_type text, operation text, target regclass, schema_name text, table_name text, options jsonb, new_row jsonb, old_row jsonb)
     RETURNS void
@@ -331,7 +331,7 @@ BEGIN
             RAISE EXCEPTION 'the tenant of a row is not valid' USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'The tenant column has 1 to 200 characters, no white space and no control characters, or null for none.';
         END IF;
-        -- A trigger sees no values of virtual columns, which there are from 18 on.
+        -- A trigger sees no values of virtual columns, which PostgreSQL has from 18 on.
         IF current_setting('server_version_num')::int >= 180000 THEN
             new_row := new_row - webhook.virtual_columns(target);
             old_row := old_row - webhook.virtual_columns(target);
@@ -348,10 +348,10 @@ BEGIN
         NULL, NULL, tenant, NULL);
 END $$;
 
--- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
--- AFTER, for each row; for each statement of TRUNCATE alone. All of it has the rights of whoever writes the table, since code of
--- the table's owner, such as a cast to json, may run in here. The writer therefore needs the level emit. There is a
--- subtransaction only where on_error is warn.
+-- CREATE TRIGGER calls webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"],
+-- "exclude": ["notes"], ..}'), AFTER, for each row; only TRUNCATE has it for each statement. All of it runs with the rights of
+-- the role that writes the table, since code of the table's owner, such as a cast to json, may run in here. The writer
+-- therefore needs the level emit. There is a subtransaction only under on_error = warn.
 CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     SET timezone = 'UTC' SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET bytea_output = 'hex' SET extra_float_digits = 1

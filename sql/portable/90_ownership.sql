@@ -1,7 +1,8 @@
--- Everything belongs to the role that this script has run as, and nobody else has any right to it: in the place of
+-- Everything belongs to the role that has run this script, and nobody else has any right to it. This file is in the place of
 -- sql/90_ownership.sql.
 --
--- PUBLIC has a right to functions and types as they are made. One that has rights of its own was there before an upgrade.
+-- PUBLIC has a right to functions and types as they are made. An object that has rights of its own was there before an
+-- upgrade.
 DO $$
 DECLARE
     ours record;
@@ -19,6 +20,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- There is no superuser to give what is the owner's. Whoever has installed may call these two, and nobody else.
+-- There is no superuser who could grant rights on the owner's objects. Only the role that has installed may call these two.
 ALTER FUNCTION webhook.grant_level(text, text) SECURITY DEFINER;
 ALTER FUNCTION webhook.revoke_level(text, text) SECURITY DEFINER;

@@ -1,10 +1,11 @@
--- The beginning of every upgrade script, before tables change. As in the install script, an operator or a function that somebody
--- has made in the schema of the extension must not be found.
+-- The beginning of every upgrade script, before tables change. As in the install script, no operator or function may be found
+-- that somebody has made in the schema of the extension.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
--- All tables at once, or none. A transaction that emits locks tables in an order of its own: an upgrade that took one lock after
--- the other could have a deadlock with it, and while it waits for an open transaction or a dump everybody else would wait behind
--- it. So it gives its locks back before the server looks for a deadlock, lets others pass, and tries again.
+-- This locks all tables at once, or none. A transaction that emits locks tables in an order of its own: an upgrade that took
+-- one lock after the other could have a deadlock with it, and while it waits for an open transaction or a dump, all other
+-- sessions would wait behind it. So it gives its locks back before the server looks for a deadlock, lets others pass, and
+-- tries again.
 DO $$
 DECLARE
     tables regclass[] := ARRAY(SELECT c.oid FROM pg_class c
@@ -38,8 +39,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- The server refuses to add a column with a default to a table whose row type a function with a body in SQL has. The rest of the
--- script makes all functions anew; until then these have no body.
+-- The server refuses to add a column with a default to a table whose row type is in a function with a body in SQL. The rest of
+-- the script makes all functions anew; until then these have no body.
 DO $$
 DECLARE
     ours record;
