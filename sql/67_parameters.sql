@@ -54,7 +54,7 @@ CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, pa
             ('webhook_replay_all', 'event_type', 'Deliveries of events of this type. Null: of every type.'),
             ('webhook_replay_all', 'status', 'Any of FAILED, SENT and CANCELLED.'),
             ('webhook_replay_all', 'batch_size', 'The procedure commits after so many deliveries.'),
-            ('webhook_test', 'status', 'Returns SENT or FAILED. Leave it out of the call.'),
+            ('webhook_test', 'status', 'Returns SENT, FAILED, or CANCELLED where no sender took it in time. Leave it out of the call.'),
             ('webhook_test', 'status_code', 'Returns the HTTP status of the answer. Leave it out of the call.'),
             ('webhook_test', 'error', 'Returns what went wrong. Leave it out of the call.'),
             ('webhook_test', 'response', 'Returns the beginning of the answer. Leave it out of the call.'),
