@@ -216,6 +216,33 @@ fn an_upgrade_waits_for_an_open_transaction_and_nobody_waits_behind_it() {
     receiver.wait_for_requests(4);
 }
 
+#[test]
+fn an_upgrade_that_an_open_transaction_outlasts_fails_and_names_the_process() {
+    let patience = "give_up_at timestamptz := clock_timestamp() + interval '1 min'";
+    let script = scripts::upgrade();
+    assert_eq!(script.matches(patience).count(), 1);
+    let cluster = server_with(&script.replace(patience, &patience.replace("1 min", "1 s")));
+    let database = cluster.database("outlasted");
+    let before = Facts::of(&database);
+    let mut open = database.connect();
+    let begin = "BEGIN; SELECT webhook_emit('order.created')";
+    open.batch_execute(begin).unwrap();
+    let pid: i32 = open
+        .query_one("SELECT pg_backend_pid()", &[])
+        .unwrap()
+        .get(0);
+
+    let refusal = database.refusal("ALTER EXTENSION webhook UPDATE TO 'next'");
+    assert_eq!(refusal.code().code(), "55P03");
+    assert_eq!(refusal.message(), "the tables of webhook are in use");
+    let detail = refusal.detail().unwrap_or_default();
+    assert!(detail.contains(&pid.to_string()), "{detail}");
+    assert!(refusal.hint().is_some());
+    open.batch_execute("COMMIT").unwrap();
+    let after = Facts::of(&database);
+    assert_eq!(after.beyond(&before), Vec::<String>::new());
+}
+
 /// Their types fit better than those of pg_catalog. Whoever owns the database owns schema public.
 #[test]
 fn an_upgrade_uses_no_operator_that_somebody_has_put_beside_the_functions() {
