@@ -1,16 +1,17 @@
--- What is stored. Every state that a row may have is here; the files after this one say how rows get there.
+-- The tables. Every state that a row may have is here; the files after this one say how rows get there.
 --
--- There are no foreign keys: they double the WAL of an emit and break a parallel restore. What they would
--- guard is kept by the functions of 12_endpoint.sql and 11_policy.sql.
+-- There are no foreign keys: they double the WAL of an emit and break a parallel restore. The functions of 12_endpoint.sql and
+-- 11_policy.sql keep references right instead.
 --
--- Texts that an index knows are COLLATE "C": the order of any other collation comes from the operating system, whose next update
--- may change it, and with it corrupt an index that keeps keys unique.
+-- Texts in an index are COLLATE "C": the order of any other collation comes from the operating system, whose next update may
+-- change it and so corrupt an index that keeps keys unique.
 --
--- Every table that grows says when it is vacuumed. Autovacuum's own 20% are of a table that holds weeks: days of dead rows that
--- every search passes. 5% of what is kept bound the bloat to 5%; a queue has a fixed number, since it is meant to be empty.
+-- Every table that grows says when it is vacuumed. Autovacuum's default of 20% is too late for a table that holds weeks: every
+-- search would pass days of dead rows. 5% bound the bloat to 5%. A queue has a fixed number, since it is meant to be empty.
 
--- For the whole install script: whoever may create in the schema that the extension goes to could otherwise have an operator
--- or function there that fits better than that of pg_catalog, and constraints, views and SQL bodies would be bound to it.
+-- This setting holds for the whole install script. Without it, a role that may create objects in the schema of the extension
+-- could put an operator or function there that fits better than that of pg_catalog, and constraints, views and SQL bodies
+-- would be bound to it.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 DO $$
@@ -30,13 +31,13 @@ END $$;
 
 CREATE SCHEMA webhook;
 
--- For the CHECKs of codes. 03_reasons.sql has the lists and replaces these, so that a later version knows another code without
--- a look at the rows.
+-- The CHECKs of codes call these. 03_reasons.sql has the lists and replaces these functions, so that a later version can add a
+-- code without reading the rows.
 CREATE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
 CREATE FUNCTION webhook.is_reason(code text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
     AS 'BEGIN RETURN false; END';
 CREATE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
--- For the CHECK of the queue, which every emit pays for; 31_moves.sql replaces it.
+-- The CHECK of the queue, which every emit pays for; 31_moves.sql replaces it.
 CREATE FUNCTION webhook.may_be_queued(
     status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,
     wait_reason text, next_attempt_at timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false;
@@ -56,7 +57,7 @@ CREATE TABLE webhook.policy (
     jitter_down       float8         NOT NULL DEFAULT 0.1 CHECK (jitter_down BETWEEN 0 AND 1),
     jitter_up         float8         NOT NULL DEFAULT 0.1 CHECK (jitter_up BETWEEN 0 AND 1),
 
-    -- what an answer means
+    -- the meaning of an answer
     success_status    int4multirange NOT NULL DEFAULT '{[200,300)}',
     retry_status      int4multirange NOT NULL DEFAULT '{[100,200), [300,410), [411,1000)}',
     disable_status    int4multirange NOT NULL DEFAULT '{[410,411)}',
@@ -66,7 +67,7 @@ CREATE TABLE webhook.policy (
     timeout           interval       NOT NULL DEFAULT '15 s' CHECK (timeout BETWEEN '1 ms' AND '1 h'),
     connect_timeout   interval       NOT NULL DEFAULT '5 s' CHECK (connect_timeout BETWEEN '1 ms' AND '1 h'),
 
-    -- when to leave an endpoint alone
+    -- the circuit breaker
     failure_threshold int            NOT NULL DEFAULT 5 CHECK (failure_threshold >= 0),
     warn_threshold    int            NOT NULL DEFAULT 3 CHECK (warn_threshold >= 0),
     cooldown          interval       NOT NULL DEFAULT '60 s' CHECK (cooldown >= '0 s'),
@@ -77,7 +78,7 @@ CREATE TABLE webhook.policy (
     on_exhausted      text           NOT NULL DEFAULT 'continue' CHECK (on_exhausted IN ('continue', 'disable')),
     on_blocked        text           NOT NULL DEFAULT 'skip' CHECK (on_blocked IN ('wait', 'skip')),
 
-    -- what to keep
+    -- how long to keep deliveries
     hold_for          interval                DEFAULT '7 days' CHECK (hold_for > '0 s' AND hold_for <= '1000 days'),
     keep_sent         boolean        NOT NULL DEFAULT true,
     preset            boolean        NOT NULL DEFAULT false
@@ -106,15 +107,15 @@ CREATE TABLE webhook.endpoint (
     CONSTRAINT disabled_has_a_reason CHECK ((disabled_at IS NULL) = (disabled_reason IS NULL))
 );
 
--- Endpoints that are no more. A transaction that was open at the time may still commit deliveries for one; they
--- are cancelled. By this list and not by the absence of the endpoint, which in a restore may just be on its way.
+-- Endpoints that were removed. A transaction that was open at the time may still commit deliveries for one; the worker ends
+-- them. It goes by this list and not by the absence of the endpoint, which a restore may bring later.
 CREATE TABLE webhook.removed_endpoint (
     id         int         PRIMARY KEY,
     tenant     text        COLLATE "C",
     name       text        COLLATE "C" NOT NULL,
-    pending    text        NOT NULL DEFAULT 'cancel' CHECK (pending IN ('cancel', 'fail')),   -- the end of what still waits for it
+    pending    text        NOT NULL DEFAULT 'cancel' CHECK (pending IN ('cancel', 'fail')),   -- how its waiting deliveries end
     removed_at timestamptz NOT NULL DEFAULT now(),
-    ended_at   timestamptz NOT NULL DEFAULT now()   -- when a delivery of it was last ended; retention forgets it some time later
+    ended_at   timestamptz NOT NULL DEFAULT now()   -- the last end of a delivery of it; retention forgets the row some time later
 );
 
 CREATE TABLE webhook.secret (
@@ -132,11 +133,11 @@ CREATE TABLE webhook.event (
     payload         jsonb       NOT NULL,
     idempotency_key text        COLLATE "C",
     created_at      timestamptz NOT NULL,
-    redacted_at     timestamptz,                -- the payload is gone, and nothing of it is sent any more
+    redacted_at     timestamptz,                -- the payload was removed, and the event is never sent again
     payload_bytes   int                         -- as text; null where a person has written the row
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
 
--- The keys that stand for an event, within webhook.idempotency_window; no tenant is ''.
+-- Each key stands for an event within webhook.idempotency_window. The empty text stands for no tenant.
 CREATE TABLE webhook.idempotency (
     tenant     text        COLLATE "C" NOT NULL,
     key        text        COLLATE "C" NOT NULL,
@@ -146,8 +147,8 @@ CREATE TABLE webhook.idempotency (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX idempotency_created ON webhook.idempotency (created_at);
 
--- One row per event and endpoint, in one of three leaves by its status: the queue stays small whatever
--- the history holds, and a person moves a row between them with a plain UPDATE of webhook.delivery.
+-- One row per event and endpoint, in one of three leaves by its status: the queue stays small whatever the history holds, and
+-- a person moves a row between them with a plain UPDATE of webhook.delivery.
 CREATE TABLE webhook.delivery (
     event_id         uuid        NOT NULL,
     endpoint_id      int         NOT NULL,
@@ -157,32 +158,32 @@ CREATE TABLE webhook.delivery (
     max_attempts     int         NOT NULL,
     next_attempt_at  timestamptz NOT NULL DEFAULT now(),
     wait_reason      text        NOT NULL DEFAULT 'new',  -- its own reason to wait; a claim never changes it
-    waits_for        uuid,                                -- the event whose turn it is: 32_ordering.sql
+    waits_for        uuid,                                -- the event that has the turn: 32_ordering.sql
     expires_at       timestamptz,
     ordering_key     text        COLLATE "C",
     coalesce_key     text        COLLATE "C",
-    claim_seq        bigint      NOT NULL DEFAULT 0,      -- how often it has been claimed; never reset
+    claim_seq        bigint      NOT NULL DEFAULT 0,      -- number of claims so far; never reset
     claimed_at       timestamptz,                         -- both only while SENDING
     claimed_by       int,
     last_attempt_at  timestamptz,                         -- when the last attempt ended
     last_status_code int,
-    reason           text,                                -- the code of what last happened to it
+    reason           text,                                -- the code of the last thing that happened to it
     last_error       text,                                -- the same as a sentence
     duration_ms      int,
     created_at       timestamptz NOT NULL DEFAULT now(),
     completed_at     timestamptz,
-    payload_bytes    int                                  -- of its event, so that a claim need not read that; may be null
+    payload_bytes    int                                  -- of its event, so that a claim need not read the event; may be null
 ) PARTITION BY LIST (status);
 
--- Each leaf says in one CHECK what its rows must be. Every INSERT prepares its CHECKs anew: as an expression, that of the
+-- Each leaf says in one CHECK what its rows must be. Every INSERT prepares its CHECKs anew: as an expression, the CHECK of the
 -- queue took half of an emit.
 --
--- A claim is an UPDATE of columns that no index knows, on pages with room: always HOT. Hence no status in
--- any index key or predicate, and the fillfactor.
+-- A claim is an UPDATE of columns that are in no index, on pages with room, so it is always HOT. Hence no index key or
+-- predicate has the status, and hence the fillfactor.
 --
--- wait_reason says why a delivery waits, as far as it is its own business: 'new' waits for its first attempt, 'retry' for
--- the next one after a failure; a person or a backfill has asked for 'replayed' once more, a person has chosen the time of
--- 'scheduled' and has put 'parked' aside. 30_readiness.sql says what is ready.
+-- wait_reason is the delivery's own reason to wait: 'new' waits for its first attempt, 'retry' for the next one after a
+-- failure; 'replayed' was asked for once more by a person or a backfill; of 'scheduled' a person has chosen the time, and
+-- 'parked' waits for a person. 30_readiness.sql says which deliveries are ready.
 CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
     CONSTRAINT pending_or_claimed CHECK (
         webhook.may_be_queued(status, attempts, max_attempts, claimed_by, claimed_at, completed_at, wait_reason, next_attempt_at))
@@ -192,13 +193,14 @@ CREATE TABLE webhook.delivery_queue PARTITION OF webhook.delivery (
           autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
           autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 CREATE INDEX delivery_queue_expires ON webhook.delivery_queue (expires_at) WHERE expires_at IS NOT NULL;
--- What only time keeps back, and then the rest, so that all deliveries of an endpoint are found by an index.
+-- The first index has the deliveries that only time keeps back, the second one the rest: together they find all deliveries of
+-- an endpoint.
 CREATE INDEX delivery_queue_due ON webhook.delivery_queue (endpoint_id, next_attempt_at, event_id)
     WHERE wait_reason <> 'parked' AND waits_for IS NULL;
 CREATE INDEX delivery_queue_aside ON webhook.delivery_queue (endpoint_id)
     WHERE wait_reason = 'parked' OR waits_for IS NOT NULL;
--- The youngest index: of those that look alike, as all do on an empty table, the planner takes the youngest, and only this
--- one finds a row by its key at once.
+-- The primary key is the youngest index: of indexes that look alike, as all do on an empty table, the planner takes the
+-- youngest, and only this one finds a row by its key at once.
 ALTER TABLE webhook.delivery_queue ADD PRIMARY KEY (event_id, endpoint_id);
 
 CREATE TABLE webhook.delivery_history PARTITION OF webhook.delivery (
@@ -237,7 +239,7 @@ CREATE TABLE webhook.attempt (
     PRIMARY KEY (event_id, endpoint_id, claim_seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
 
--- One row for each endpoint that has failed; 41_breaker.sql moves it.
+-- A row for each endpoint that has failed; 41_breaker.sql moves it.
 CREATE TABLE webhook.breaker (
     endpoint_id          int         PRIMARY KEY,
     state                text        NOT NULL DEFAULT 'CLOSED' CHECK (state IN ('CLOSED', 'OPEN', 'HALF_OPEN')),
@@ -248,7 +250,7 @@ CREATE TABLE webhook.breaker (
 
     -- while it is not closed
     opened_at            timestamptz,                                     -- since when
-    trips                int         NOT NULL DEFAULT 0 CHECK (trips >= 0), -- how often it has opened since it was closed
+    trips                int         NOT NULL DEFAULT 0 CHECK (trips >= 0), -- how often it has opened since it was last closed
     probe_at             timestamptz,                                     -- OPEN: the next probe; HALF_OPEN: the end of its lease
     probe_event_id       uuid,
     probe_claim_seq      bigint,
@@ -256,45 +258,45 @@ CREATE TABLE webhook.breaker (
     -- after it has closed, while the backlog drains
     retries_before       timestamptz,                                     -- retries of earlier attempts are due at once
 
-    test_event_id        uuid,                                            -- sent whatever the state: webhook_test()
+    test_event_id        uuid,                                            -- webhook_test() sends it in every state
     CONSTRAINT closed_or_opened CHECK (
         CASE state WHEN 'CLOSED' THEN num_nonnulls(opened_at, probe_at) = 0 AND trips = 0
                    ELSE num_nulls(opened_at, probe_at) = 0 AND trips > 0 AND retries_before IS NULL END),
     CONSTRAINT half_open_has_a_probe CHECK (
         num_nonnulls(probe_event_id, probe_claim_seq) = CASE state WHEN 'HALF_OPEN' THEN 2 ELSE 0 END)
 )
-    -- Few rows, each written with every failure.
+    -- There are few rows, and every failure writes one.
     WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- What is to be told, until it has been: 51_alerts.sql. Not part of a dump, or a copy would tell it again.
+-- Alerts until the worker has raised them: 51_alerts.sql. They are not part of a dump, or a copy would raise them again.
 CREATE TABLE webhook.alert (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     endpoint_id int         NOT NULL,
     kind        text        NOT NULL CHECK (kind IN ('degraded', 'opened', 'closed', 'disabled', 'failed', 'raised', 'cleared')),
     reason      text,                                                     -- the code: 03_reasons.sql
     error       text,                                                     -- the same as a sentence
-    is_own      boolean     NOT NULL DEFAULT false,                       -- an event of ours is the cause, so no other tells it
+    is_own      boolean     NOT NULL DEFAULT false,                       -- an event of the extension is the cause, so it raises no other event
     deliveries  bigint      NOT NULL DEFAULT 1,
     event_ids   uuid[]      NOT NULL DEFAULT '{}',
     raised_at   timestamptz NOT NULL DEFAULT now(),
-    metric      text,                                                     -- where it is about one, and no endpoint: that is 0 then
+    metric      text,                                                     -- the metric, if it is about one; endpoint_id is 0 then
     CONSTRAINT endpoint_or_metric CHECK ((kind IN ('raised', 'cleared')) = (metric IS NOT NULL)),
     CONSTRAINT reason_of_its_kind CHECK (
         CASE WHEN kind IN ('closed', 'disabled') THEN webhook.is_endpoint_reason(reason) ELSE webhook.is_reason(reason) END)
 )
-    -- A queue too: a row stays for a second.
+    -- This is a queue too: a row stays for a second.
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Figures: what was tried and what was finished, by endpoint and time; endpoint 0 has those of all. 50_stat.sql adds to them,
--- and everything that shows figures reads them. Minutes are kept for a day, hours for a month, totals for ever.
+-- Figures: attempts and finished deliveries by endpoint and time; endpoint 0 has the sum of all. 50_stat.sql adds to them, and
+-- everything that shows figures reads them. Minutes are kept for a day, hours for a month, totals for ever.
 CREATE TABLE webhook.stat (
     endpoint_id      int         NOT NULL,
     grain            text        COLLATE "C" NOT NULL CHECK (grain IN ('total', 'hour', 'minute')),
     begins_at        timestamptz NOT NULL,                                -- -infinity for the total
-    attempts         bigint      NOT NULL DEFAULT 0,                      -- that have ended; those that failed are attempts - sent
+    attempts         bigint      NOT NULL DEFAULT 0,                      -- attempts that ended; attempts - sent of them failed
     sent             bigint      NOT NULL DEFAULT 0,
     failed           bigint      NOT NULL DEFAULT 0,
-    retried          bigint      NOT NULL DEFAULT 0,                      -- of those that were sent or failed
+    retried          bigint      NOT NULL DEFAULT 0,                      -- deliveries among sent and failed that had a retry
     retries          bigint      NOT NULL DEFAULT 0,
     attempt_latency  jsonb       NOT NULL DEFAULT '{}',                   -- histograms
     delivery_latency jsonb       NOT NULL DEFAULT '{}',
@@ -303,14 +305,14 @@ CREATE TABLE webhook.stat (
     CONSTRAINT total_is_for_ever CHECK ((grain = 'total') = (begins_at = '-infinity'))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 
--- Metrics that are beyond their thresholds, so that each is told once: 53_metrics.sql. Not part of a dump.
+-- Metrics beyond their thresholds, so that each alert is raised once: 53_metrics.sql. They are not part of a dump.
 CREATE TABLE webhook.alarm (
     metric    text        COLLATE "C" PRIMARY KEY,
     raised_at timestamptz NOT NULL DEFAULT now()
 );
 
--- Where webhook_replay_all() and webhook_backfill() stand between two of their transactions: what was asked for, how far they
--- have come, and what they have done.
+-- The state of webhook_replay_all() or webhook_backfill() between two of their transactions: the wish of the caller, the
+-- position, and the counts so far.
 CREATE TYPE webhook.replay AS (
     of_endpoints int[], of_type text, since timestamptz, before timestamptz, statuses text[], batch_size int,
     after_event_id uuid, after_endpoint_id int, last_event_id uuid,
@@ -319,16 +321,16 @@ CREATE TYPE webhook.backfill AS (
     of_endpoints int[], of_type text, since timestamptz, before timestamptz, batch_size int,
     after_event_id uuid, before_event_id uuid, total bigint, met bigint, made bigint, done boolean);
 
--- What the end of an attempt means for its delivery: 40_judgement.sql.
+-- The meaning of an attempt's end for its delivery: 40_judgement.sql.
 CREATE TYPE webhook.judgement AS (
     verdict         text,
-    status          text,                   -- of the delivery from now on
+    status          text,                   -- the delivery's new status
     next_attempt_at timestamptz,
     reason          text                    -- null where nothing went wrong
 );
 
--- An attempt that has ended, with its judgement: 42_settle.sql. Where its claim is over the verdict is 'late', and there
--- is no row of the queue behind it.
+-- An attempt that has ended, with its judgement: 42_settle.sql. If its claim is over, the verdict is 'late', and there is no
+-- row of the queue behind it.
 CREATE TYPE webhook.outcome AS (
     event_id        uuid,
     endpoint_id     int,
@@ -338,7 +340,7 @@ CREATE TYPE webhook.outcome AS (
     excerpt         text,
     duration_ms     int,
     ended_at        timestamptz,
-    ordinal         bigint,                 -- tells apart those that ended at the same time
+    ordinal         bigint,                 -- distinguishes outcomes that ended at the same time
     verdict         text,
     status          text,
     next_attempt_at timestamptz,
@@ -351,7 +353,8 @@ CREATE TYPE webhook.outcome AS (
     ordering_key    text
 );
 
--- Each run of a sender has a number of its own. It signs its claims with it and holds an advisory lock on it: 35_senders.sql.
+-- Each run of a sender has a number of its own. The sender signs its claims with the number and holds an advisory lock on it:
+-- 35_senders.sql.
 CREATE SEQUENCE webhook.sender_id_seq AS int CYCLE;
 
 -- Runs of senders that have begun and not ended in order. Neither this table nor the next one is part of a dump: they mean
@@ -360,15 +363,15 @@ CREATE TABLE webhook.sender (
     id        int         PRIMARY KEY,
     kind      text        NOT NULL CHECK (kind IN ('worker', 'relay')),
     pid       int         NOT NULL,
-    role      oid         NOT NULL,                         -- as which the backend has logged in
+    role      oid         NOT NULL,                         -- the login role of the backend
     host      text,
     version   text,
     begun_at  timestamptz NOT NULL DEFAULT now(),
     in_flight int         NOT NULL DEFAULT 0,
-    lost_at   timestamptz                                   -- when somebody noticed that its session has ended
+    lost_at   timestamptz                                   -- when somebody noticed that its session had ended
 ) WITH (fillfactor = 50);
 
--- Of so many shares of the endpoints, this one is served by that sender.
+-- The sender that serves this share, of that total of shares of the endpoints.
 CREATE TABLE webhook.share (
     number    int PRIMARY KEY CHECK (number >= 0),
     total     int NOT NULL,
@@ -390,9 +393,9 @@ CREATE INDEX delivery_queue_coalescing ON webhook.delivery_queue (endpoint_id, c
 CREATE INDEX delivery_history_coalescing ON webhook.delivery_history (endpoint_id, coalesce_key, event_id)
     WHERE coalesce_key IS NOT NULL AND status = 'SENT';
 
--- The type of an event where the payload is json: refused with a HINT. A domain, because the server takes a function with
--- one only where no other fits: text is the preferred type, so a payload without a type is jsonb, whatever type the other
--- argument has. There is nothing like it among arrays, so not for an array of types.
+-- The type of the parameter event_type in the functions that refuse a json payload with a HINT. It is a domain, because the
+-- server takes a function with one only where no other fits: text is the preferred type, so a payload without a type is jsonb,
+-- whatever type the other argument has. Arrays have nothing like it, so there is no such function for an array of types.
 CREATE DOMAIN webhook.type_beside_json AS text;
 
 SELECT pg_catalog.pg_extension_config_dump('webhook.policy', 'WHERE NOT preset');
@@ -410,8 +413,8 @@ SELECT pg_catalog.pg_extension_config_dump('webhook.breaker', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.stat', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.sender_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('webhook.lane', '');
--- From here on every statement can be run again: an upgrade script is the changes of the tables, and then this file and
--- all that follow.
+-- From here on every statement can be run again: an upgrade script is the changes of the tables, and then this file and all
+-- that follow.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- Functions of the shared library, and of the extension that it is in. sql/portable/01_native.sql has the same functions
@@ -458,7 +461,8 @@ CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_private_key_wrapper';
 
--- Why the settings of this server forbid a URL, as far as can be said without looking its host up; null if they do not.
+-- The reason why the settings of this server forbid a URL, as far as it is known without resolving the host; null if they
+-- allow it.
 CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
@@ -467,7 +471,7 @@ CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'pattern_problem_wrapper';
 
--- By the code that renders templates.
+-- The library answers with the code that renders templates.
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
     RETURNS SETOF record
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
@@ -483,7 +487,7 @@ CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETUR
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
 
--- The request that an attempt would send now, by the code that sends it.
+-- The request that an attempt would send now, made by the code that sends it.
 CREATE OR REPLACE FUNCTION webhook.render_request(
     event_id uuid, event_type text, tenant text, occurred_at text, payload text, earlier_attempts int,
     url text, header_names text[], header_values text[], format text, template text, source text, secrets text[],
@@ -493,7 +497,7 @@ CREATE OR REPLACE FUNCTION webhook.render_request(
     LANGUAGE c VOLATILE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'render_request_wrapper';
 
--- Wakes this database's worker when the current transaction commits; true.
+-- Wakes this database's worker when the current transaction commits; returns true.
 CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_wrapper';
@@ -502,23 +506,23 @@ CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) 
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_for_wrapper';
 
--- The same for one endpoint. With a minus, the endpoint itself has changed.
+-- Wakes it for one endpoint. A negative endpoint_id says that the endpoint itself has changed.
 CREATE OR REPLACE FUNCTION webhook.wake_endpoint(endpoint_id int, due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_endpoint_wrapper';
 
--- The same for routes as webhook.routes() has them.
+-- Wakes it for routes as webhook.routes() returns them.
 CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'wake_routes_wrapper';
 
--- The memory of a session for what webhook.routes() has found; null where it knows nothing. It never outlives a change of an
--- endpoint or a policy: src/routes.rs says how.
+-- The routes that this session remembers from webhook.routes(); null if it remembers none. The memory never outlives a change
+-- of an endpoint or a policy: src/routes.rs says how.
 CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'recall_routes_wrapper';
 
--- Endpoint << 32 | max_attempts, where a single endpoint wants the type, and without a filter.
+-- Endpoint << 32 | max_attempts, if a single endpoint wants the type and has no filter.
 CREATE OR REPLACE FUNCTION webhook.recall_only_route(tenant text, event_type text) RETURNS bigint
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'recall_only_route_wrapper';
@@ -527,7 +531,7 @@ CREATE OR REPLACE FUNCTION webhook.remember_routes(tenant text, event_type text,
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'remember_routes_wrapper';
 
--- Has every session forget them, when the current transaction commits.
+-- Makes every session forget its routes when the current transaction commits.
 CREATE OR REPLACE FUNCTION webhook.forget_routes() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'forget_routes_wrapper';
@@ -536,7 +540,7 @@ CREATE OR REPLACE FUNCTION webhook.is_preloaded() RETURNS boolean
     LANGUAGE c STABLE PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'is_preloaded_wrapper';
 
--- No row where there is no worker.
+-- Returns no row if there is no worker.
 CREATE OR REPLACE FUNCTION webhook.worker_report(
     OUT pid int, OUT state text, OUT reason text, OUT in_flight int,
     OUT last_error text, OUT last_error_at timestamptz)
@@ -548,9 +552,9 @@ CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RET
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';
 
--- webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"], "exclude": ["notes"], ..}'),
--- AFTER, for each row or for each statement. A statement gives its rows in transition tables, of any name; without them, as
--- after TRUNCATE, it is one event without rows.
+-- CREATE TRIGGER calls webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"],
+-- "exclude": ["notes"], ..}'), AFTER, for each row or for each statement. A statement gives its rows in transition tables of
+-- any name; without them, as after TRUNCATE, it is one event without rows.
 CREATE OR REPLACE FUNCTION @extschema@.webhook_trigger() RETURNS trigger
     LANGUAGE c
     AS 'MODULE_PATHNAME', 'webhook_trigger';
@@ -568,14 +572,14 @@ CREATE OR REPLACE FUNCTION webhook.home() RETURNS regnamespace
     LANGUAGE sql STABLE
     RETURN (SELECT x.extnamespace::regnamespace FROM pg_extension x WHERE x.extname = 'webhook');
 
--- Whether this transaction has made the routine a member of the extension, be it after a savepoint, whose xmin is younger; to
--- replace a function leaves its row of pg_depend as it was.
+-- Whether this transaction has made the routine a member of the extension. It goes by pg_depend, whose row stays as it was
+-- when a function is replaced. After a savepoint the xmin of that row is younger than the transaction's id.
 CREATE OR REPLACE FUNCTION webhook.is_new(routine oid) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM pg_depend d
                    WHERE d.classid = 'pg_proc'::regclass AND d.objid = routine AND d.deptype = 'e' AND age(d.xmin) <= 0);
 
--- A setting as somebody has set it, by its name without "webhook."; null where nobody has.
+-- The value that somebody has set, by the name without "webhook."; null if nobody has set one.
 CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN current_setting('webhook.' || name, true);
@@ -583,16 +587,16 @@ CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text
 CREATE OR REPLACE FUNCTION webhook.server_mark() RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN '';
--- The identity of the installation. A copy of a database must not repeat the requests of the original, so it has to know that it
--- is one.
+-- The identity of the installation. A copy of a database must not repeat the requests of the original, so it has to know that
+-- it is a copy.
 --
--- The id of an installation is made once, by CREATE EXTENSION, and is a constant in the body of a function that belongs to the
--- extension: no dump, no DML and no publication carries it, and pg_upgrade and physical copies keep it. With the database's OID
--- and webhook.site it makes the origin that endpoints carry. A restore has another id, a TEMPLATE copy another OID, a staging
--- server with a name of its own another site: their workers hold the endpoints until webhook_adopt().
+-- CREATE EXTENSION makes the id of an installation once, as a constant in the body of a function that belongs to the
+-- extension: no dump, no DML and no publication carries it, and pg_upgrade and physical copies keep it. With the database's
+-- OID and webhook.site it makes the origin that endpoints carry. A restore has another id, a TEMPLATE copy another OID, a
+-- staging server with a name of its own another site: their workers hold the endpoints until webhook_adopt().
 --
--- A standby that becomes a server of its own by pg_createsubscriber keeps all three. Its system identifier is new, and its major
--- version is not, as it would be after pg_upgrade: the worker gives it another id when it starts.
+-- A standby that pg_createsubscriber makes a server of its own keeps all three. Its system identifier is new, but its major
+-- version is the same, unlike after pg_upgrade: the worker gives it another id when it starts.
 
 CREATE OR REPLACE FUNCTION webhook.write_installation(new_id uuid) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -613,7 +617,7 @@ BEGIN
     END IF;
 END $$;
 
--- Asked by a worker before it sends anything.
+-- A worker calls this before it sends anything.
 CREATE OR REPLACE FUNCTION webhook.recognise_installation() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -626,7 +630,8 @@ BEGIN
     END IF;
 END $$;
 
--- In plpgsql for the same reason as webhook.policy_of(). A session without the library knows no webhook.site: that is no site.
+-- This is plpgsql for the same reason as webhook.policy_of(). A session without the library knows no webhook.site, which means
+-- no site.
 CREATE OR REPLACE FUNCTION webhook.origin() RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -635,13 +640,13 @@ BEGIN
     FROM webhook.installation() i, pg_database d WHERE d.datname = current_database();
 END $$;
 
--- The protocol between this SQL and the programs that call it. It is another number where a call that they make has changed, and
--- a program that does not speak it delivers nothing and says so (src/protocol.rs).
+-- The version of the protocol between this SQL and the programs that call it. It changes with every change of a call that they
+-- make, and a program with another version delivers nothing and says so (src/protocol.rs).
 CREATE OR REPLACE FUNCTION webhook.protocol() RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN 1;
--- Codes: the words by which monitors tell what happened. Every verdict and every reason stands in one of these lists and
--- in no other place; tables CHECK them, webhook.code shows them, docs/retries.md and docs/states.md explain them.
+-- Codes: the words that monitors match. Every verdict and every reason stands in one of these lists and in no other place;
+-- tables CHECK them, webhook.code shows them, docs/retries.md and docs/states.md explain them.
 
 CREATE OR REPLACE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "success": "the endpoint took the event; the delivery is SENT",
@@ -652,7 +657,7 @@ CREATE OR REPLACE FUNCTION webhook.verdicts() RETURNS jsonb LANGUAGE sql IMMUTAB
     "late":    "the claim was over when the outcome came; the outcome is logged and changes nothing"
 }';
 
--- Why an attempt failed; the sender's error beside it tells the details.
+-- The reasons of a failed attempt; the sender's error beside the code tells the details.
 CREATE OR REPLACE FUNCTION webhook.attempt_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "status":           "the endpoint answered with a status that is no success",
     "dns":              "the name of the host does not resolve, or not in time",
@@ -663,11 +668,11 @@ CREATE OR REPLACE FUNCTION webhook.attempt_reasons() RETURNS jsonb LANGUAGE sql 
     "invalid_response": "the answer is not HTTP, or its headers exceed 16 kB",
     "blocked":          "the address, the port or plain http is not allowed",
     "invalid_request":  "the URL, a header, the secret or the template cannot be used",
-    "invalid_event":    "a value of the event cannot be in a header; no failure of the endpoint",
+    "invalid_event":    "the event''s values make a header or a body that cannot be sent; no failure of the endpoint",
     "local":            "the worker itself was in trouble: memory, file descriptors, ports"
 }';
 
--- Why a delivery waits for another attempt, failed or was cancelled; what a breaker has last seen.
+-- The reasons why a delivery waits for another attempt, failed or was cancelled, and the last failure of a breaker.
 CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN webhook.attempt_reasons() || jsonb '{
     "circuit_open":     "the circuit breaker was open, and the policy does not hold deliveries",
     "expired":          "expires_at has passed, or the endpoint kept the delivery back for longer than hold_for",
@@ -680,8 +685,8 @@ CREATE OR REPLACE FUNCTION webhook.reasons() RETURNS jsonb LANGUAGE sql IMMUTABL
     "coalesced":        "a later event with the same coalesce_key took its place"
 }';
 
--- Why an endpoint was disabled or its breaker closed, in alerts and in endpoint.disabled_reason, where a person may write
--- anything else.
+-- The reasons why an endpoint was disabled or its breaker closed, in alerts and in endpoint.disabled_reason. A person may
+-- write any other text there.
 CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql IMMUTABLE RETURN jsonb '{
     "gone":      "the endpoint answered with a status of disable_status, as HTTP 410 is",
     "exhausted": "all attempts of a delivery failed, under on_exhausted = disable",
@@ -689,9 +694,10 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_reasons() RETURNS jsonb LANGUAGE sql
     "by_hand":   "a person did it"
 }';
 
--- As tables ask: 00_tables.sql has made them.
+-- 00_tables.sql has made this function and the next one for its CHECKs.
 CREATE OR REPLACE FUNCTION webhook.is_verdict(code text) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN webhook.verdicts() ? code;
--- In plpgsql: a CHECK is planned with every statement, and this one need not even be asked about a delivery that was sent.
+-- This is plpgsql, because a CHECK is planned with every statement, and this one is not even called for a delivery that was
+-- sent.
 CREATE OR REPLACE FUNCTION webhook.is_reason(code text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -700,7 +706,7 @@ END $$;
 CREATE OR REPLACE FUNCTION webhook.is_endpoint_reason(code text) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN webhook.endpoint_reasons() ? code;
 
--- For last_error, where no attempt has left words of its own.
+-- The text of last_error, if no attempt has left words of its own.
 CREATE OR REPLACE FUNCTION webhook.reason_in_words(code text) RETURNS text LANGUAGE sql IMMUTABLE RETURN replace(code, '_', ' ');
 
 CREATE OR REPLACE VIEW webhook.code AS
@@ -711,8 +717,9 @@ UNION ALL
 SELECT 'endpoint_reason', e.key, e.value FROM jsonb_each_text(webhook.endpoint_reasons()) AS e;
 -- Settings, as SQL reads them.
 
--- A setting of ours by its name without "webhook."; the one reader, so that a session without the library goes by the same
--- defaults as the library (src/settings.rs). Inlined where it is called: with the library it costs what current_setting() does.
+-- The value of a setting, by its name without "webhook.". All SQL reads settings here, so that a session without the library
+-- has the same defaults as the library (src/settings.rs). The planner inlines it: with the library it costs what
+-- current_setting() does.
 CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN coalesce(webhook.configured(name), CASE name
@@ -733,11 +740,11 @@ CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
         WHEN 'idempotency_window' THEN '1d'
         WHEN 'keep_attempts' THEN 'failed'
     END);
--- The presets: `standard`, which is also the default of every column, and the systems whose users should find
--- here what they know. docs/retries.md has their delays in full.
+-- The presets: `standard`, which is also the default of every column, and the rules of other systems, for people who come from
+-- those. docs/retries.md has their delays in full.
 
--- An upgrade writes them anew. A policy that a person has made keeps its row, also where a new preset has its name. The
--- triggers of the table come back in later files: none may run here, least of all one of the version before.
+-- An upgrade writes the presets anew. A policy that a person has made keeps its row, even if a new preset has its name. Later
+-- files create the triggers of the table again: none may run here, least of all one of the version before.
 DO $$
 DECLARE
     ours name;
@@ -790,7 +797,8 @@ VALUES
      '{[200,300)}', '{[429,430), [500,600)}', '{}', '{dns, connect, timeout, reset}', 'ignore', '5 s', '5 s',
      50, 0, '60 s', '60 min', 'final', 'disable', 'hold', 'continue', NULL, false)
 ON CONFLICT (name) DO NOTHING;
--- Policies: when to try again, and what an answer means. Rows, not code: a person adds one with an INSERT.
+-- Policies: the time of the next attempt, and the meaning of an answer. A policy is a row, and a person adds one with an
+-- INSERT.
 
 CREATE OR REPLACE FUNCTION webhook.protect_policy() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -846,8 +854,9 @@ BEGIN
     END IF;
 END $$;
 
--- The policy of that name, or the default one: an endpoint restored before its policy must not stop anything. The worker
--- asks several times in each turn: in plpgsql, since a query in an SQL function would be planned each time.
+-- The policy of that name, or the default one: an endpoint that a restore brings before its policy must not stop anything.
+-- This is plpgsql, because the worker asks several times in each turn, and a query in an SQL function would be planned each
+-- time.
 CREATE OR REPLACE FUNCTION webhook.policy_of(policy_name text) RETURNS webhook.policy
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -860,8 +869,8 @@ BEGIN
     RETURN policy;
 END $$;
 
--- The outcome is a status, or the code of an attempt without one. A status that was read decides,
--- whatever came after it. 40_judgement.sql goes on from here.
+-- The outcome is a status, or the code of an attempt without one. A status that was read decides, whatever came after it.
+-- 40_judgement.sql goes on from here.
 CREATE OR REPLACE FUNCTION webhook.verdict(p webhook.policy, status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE
@@ -888,7 +897,7 @@ CREATE OR REPLACE FUNCTION webhook.own_delay(p webhook.policy, attempts int, dra
 -- The shortest wait before an attempt that nobody asked for, whatever a policy or an endpoint says.
 CREATE OR REPLACE FUNCTION webhook.shortest_wait() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '100 ms';
 
--- The wait before the next attempt, where the endpoint may have asked for one (Retry-After): not for longer than max_delay.
+-- The wait before the next attempt. The endpoint may have asked for one (Retry-After), but gets at most max_delay.
 CREATE OR REPLACE FUNCTION webhook.backoff_delay(p webhook.policy, attempts int, retry_after interval, draw float8) RETURNS interval
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -902,7 +911,7 @@ BEGIN
     RETURN greatest(CASE p.retry_after WHEN 'exact' THEN asked ELSE greatest(own, asked) END, webhook.shortest_wait());
 END $$;
 
--- The same by name, with a draw of its own; null where there is no such policy.
+-- The same for a policy's name, with a random draw; null if there is no such policy.
 CREATE OR REPLACE FUNCTION webhook.backoff_delay(policy_name text, attempts int, retry_after interval) RETURNS interval
     LANGUAGE sql VOLATILE
     RETURN (SELECT webhook.backoff_delay(p, attempts, backoff_delay.retry_after, random()) FROM webhook.policy p WHERE p.name = policy_name);
@@ -911,11 +920,10 @@ CREATE OR REPLACE FUNCTION webhook.longest_request_seconds() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT ceil(max(extract(epoch FROM p.connect_timeout + p.timeout)))::bigint
             FROM webhook.policy p WHERE EXISTS (SELECT FROM webhook.endpoint e WHERE e.policy = p.name));
--- Endpoints: where events go, and who may be sent what.
+-- Endpoints: the URLs that events are sent to, and their limits.
 --
--- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants
--- and names have no slash. In functions that take several endpoints `tenant/*` stands for those of a
--- tenant, and `*` for every one.
+-- A person addresses an endpoint by one text: its name, or tenant/name for an endpoint of a tenant. Tenants and names have no
+-- slash. In functions that take several endpoints, `tenant/*` stands for the endpoints of a tenant, and `*` for all.
 
 CREATE OR REPLACE FUNCTION webhook.address(tenant text, name text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -929,8 +937,8 @@ CREATE OR REPLACE FUNCTION webhook.address_name(address text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN substr(address, strpos(address, '/') + 1);
 
--- The endpoint of an address; no row where there is none. Two branches, since the unique index serves a
--- comparison and an IS NULL but not both in one. Without SET, so that the planner sees through it.
+-- The endpoint of an address; no row if there is none. It has two branches, since the unique index serves a comparison and an
+-- IS NULL but not both in one. It has no SET, so that the planner inlines it.
 CREATE OR REPLACE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id int)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -942,8 +950,8 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_at(address text) RETURNS TABLE (id i
 
 ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
--- Asked where people give a URL, not where a restore brings one: another server may have other settings, and every
--- attempt is judged again.
+-- Functions check the URL that a person gives. A restore is not checked: another server may have other settings, and the
+-- sender judges every attempt again.
 CREATE OR REPLACE FUNCTION webhook.require_permitted_url(url text) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -978,13 +986,13 @@ BEGIN
             format('there are %s headers, more than 50', sizes.headers)
         WHEN sizes.bytes > 16384 THEN
             format('the headers have %s bytes together, more than 16384', sizes.bytes)
-        -- Each of them reads the whole body.
+        -- Each signature reads the whole body.
         WHEN webhook.count_signatures(headers) > 8 THEN
             format('the headers have %s signatures, more than 8', webhook.count_signatures(headers))
     END;
 END $$;
 
--- {{{{ stands for two braces.
+-- `{{{{` stands for two braces.
 CREATE OR REPLACE FUNCTION webhook.has_placeholder(value text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN strpos(replace(value, '{{{{', ''), '{{') > 0;
@@ -997,7 +1005,8 @@ CREATE OR REPLACE FUNCTION webhook.has_signatures(headers jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN webhook.count_signatures(headers) > 0;
 
--- What is wrong with templates in headers. Whoever emits an event writes its values, and must not choose a credential by them.
+-- The problem of templates in headers. The role that emits an event writes its values, and must not choose a credential by
+-- them.
 CREATE OR REPLACE FUNCTION webhook.header_template_problem(headers jsonb, OUT problem text, OUT remedy text)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -1016,8 +1025,8 @@ BEGIN
     END IF;
 END $$;
 
--- Says what is wrong with an endpoint, with the remedy; every way to write one passes here. Its plans are generic: in any
--- other the values are constants, and whoever pauses an endpoint could read its headers there with debug_print_plan.
+-- Refuses an endpoint that is not valid, with the remedy; every way to write one passes here. Its plans are generic: in any
+-- other plan the values are constants, and a role that pauses an endpoint could read its headers there with debug_print_plan.
 CREATE OR REPLACE FUNCTION webhook.check_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -1025,7 +1034,7 @@ DECLARE
     remedy text;
     bad text;
 BEGIN
-    -- What the table would refuse too is refused here first: its message shows the whole row, credentials and all.
+    -- This refuses a value before the table does, whose message would show the whole row, credentials included.
     IF num_nulls(NEW.id, NEW.name, NEW.url, NEW.event_types, NEW.policy, NEW.headers, NEW.format, NEW.metadata, NEW.origin,
                  NEW.created_at) > 0 THEN
         problem := 'id, name, url, event_types, policy, headers, format, metadata, origin and created_at must not be null';
@@ -1042,7 +1051,7 @@ BEGIN
     ELSIF NEW.format <> 'template' AND NEW.template IS NOT NULL THEN
         problem := format('the format %s has no template', NEW.format);
         remedy := 'Use the format template, or leave the template null.';
-    -- The database's collation says what a control character and a space are; that of the columns knows ASCII alone.
+    -- The database's collation knows control characters and spaces; the collation of the columns knows ASCII alone.
     ELSIF NEW.name COLLATE "default" !~ '^[^[:cntrl:]/]{1,200}$' OR NEW.name = '*' THEN
         problem := 'the name must have 1 to 200 characters, no / and no control characters, and not be *';
         remedy := 'Choose a short name such as ''billing''; one of a tenant is addressed by tenant/name.';
@@ -1095,8 +1104,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- Only a new one, as with headers and templates below: what is there already must not keep the worker, or a
-    -- person, from stopping its endpoint.
+    -- Only a new filter is checked, like headers and templates below: an old value must not keep the worker, or a person, from
+    -- stopping its endpoint.
     IF problem IS NULL AND NEW.filter::text IS DISTINCT FROM OLD.filter::text THEN
         problem := webhook.filter_problem(NEW.filter);
         remedy := CASE WHEN problem ~ 'pattern' THEN
@@ -1108,7 +1117,7 @@ BEGIN
     END IF;
 
     IF problem IS NULL THEN
-        -- Values are credentials: only the name of a bad header is shown.
+        -- Values are credentials: the message shows only the name of a bad header.
         SELECT h.key INTO bad FROM jsonb_each(NEW.headers) AS h
         WHERE h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$'
            OR jsonb_typeof(h.value) <> 'string' OR h.value #>> '{}' !~ '^[ -~]*$'
@@ -1121,7 +1130,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- A receiver that takes no more than this answers with an error that nobody reads as such.
+    -- Many receivers refuse larger headers, with an error that does not name the cause.
     IF problem IS NULL AND NEW.headers IS DISTINCT FROM OLD.headers THEN
         problem := webhook.header_size_problem(NEW.headers);
         remedy := 'All headers together have at most 50 names, 16 kB and 8 signatures, a value 8 kB. '
@@ -1140,7 +1149,7 @@ BEGIN
         RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem, HINT = remedy;
     END IF;
 
-    -- On INSERT these are webhook_set_endpoint's to say: a restore may bring endpoints before policies.
+    -- On INSERT webhook_set_endpoint() checks these: a restore may bring endpoints before policies.
     IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
         PERFORM webhook.require_policy(NEW.policy);
     END IF;
@@ -1167,8 +1176,8 @@ END $$;
 CREATE OR REPLACE TRIGGER remember_removed_endpoint AFTER DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.remember_removed_endpoint();
 
--- Who inserts it again with its id has not removed it after all: what has that id is its own. Always, or what is emitted to an
--- endpoint that replication or a restore brings back would be cancelled.
+-- An INSERT with the id of a removed endpoint takes the removal back: the deliveries with that id are its own. The trigger
+-- fires ALWAYS, or deliveries for an endpoint that replication or a restore brings back would be cancelled.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1183,12 +1192,13 @@ ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER forget_removed_endpoint;
 CREATE OR REPLACE FUNCTION webhook.wake_for_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM webhook.wake_endpoint(-NEW.id, now());
+    PERFORM webhook.wake_endpoint(-OLD.id, now());
     RETURN NULL;
 END $$;
 
--- Resumed, adopted or given other limits: the worker asks for it at once.
-CREATE OR REPLACE TRIGGER wake AFTER UPDATE ON webhook.endpoint
+-- The worker looks at an endpoint at once after it was resumed, adopted or given other limits, and withdraws the requests that
+-- wait for an endpoint that was removed.
+CREATE OR REPLACE TRIGGER wake AFTER UPDATE OR DELETE ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.wake_for_endpoint();
 
 CREATE OR REPLACE FUNCTION webhook.require_endpoint(address text) RETURNS int
@@ -1207,12 +1217,12 @@ BEGIN
     RETURN found_id;
 END $$;
 
--- For a HINT: the addresses that are close to one that does not exist; null where none is.
+-- The addresses that are close to one that does not exist, for a HINT; null if none is.
 CREATE OR REPLACE FUNCTION webhook.similar_addresses(address text) RETURNS text
     LANGUAGE sql STABLE
     RETURN webhook.did_you_mean(address, ARRAY(SELECT webhook.address(e.tenant, e.name) FROM webhook.endpoint e));
 
--- The endpoints of an address where several make sense, in the order of their ids: two who lock them in it
+-- The endpoints of an address that may name several, in the order of their ids: two sessions that lock them in this order
 -- never wait for each other.
 CREATE OR REPLACE FUNCTION webhook.addressed_endpoints(address text) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -1239,10 +1249,10 @@ BEGIN
     RETURN found_ids;
 END $$;
 
--- Creates an endpoint, or changes one: null keeps its value, and a new endpoint begins with the table's
--- defaults. `changed` says what it changed. An endpoint that has all of it already is neither written nor
--- locked: a migration may run any number of times. If somebody changes the row between the look and the
--- UPDATE, the UPDATE waits, finds another version, and the row is looked at again.
+-- Creates an endpoint, or changes one: null keeps its value, and a new endpoint begins with the table's defaults. `changed`
+-- lists the columns that it changed. An endpoint that has all of these values already is neither written nor locked: a
+-- migration may run any number of times. If somebody changes the row between the look and the UPDATE, the UPDATE waits, finds
+-- another version, and this function looks at the row again.
 CREATE OR REPLACE FUNCTION webhook.set_endpoint(
     endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
     template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, hmac_secret text,
@@ -1282,7 +1292,7 @@ BEGIN
         new_row.policy := coalesce(set_endpoint.policy, old_row.policy);
         new_row.headers := coalesce(set_endpoint.headers, old_row.headers);
         new_row.format := coalesce(set_endpoint.format, old_row.format);
-        -- The template goes with its format.
+        -- The template belongs to its format.
         new_row.template := coalesce(set_endpoint.template,
                                      CASE WHEN new_row.format = 'template' THEN old_row.template END);
         new_row.filter := coalesce(set_endpoint.filter, old_row.filter);
@@ -1327,8 +1337,8 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoint goes, and so does what waits for it: cancelled, or failed into the dead-letter table. A page of it at once, and
--- what is left by the worker, page after page (45_recovery.sql): a long queue must not be one long transaction.
+-- Removes the endpoint and ends its waiting deliveries: cancelled, or failed into the dead-letter table. This call ends one
+-- page of them, and the worker the rest, page after page (45_recovery.sql): a long queue must not be one long transaction.
 CREATE OR REPLACE FUNCTION webhook.remove_endpoint(endpoint text, pending text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1344,11 +1354,11 @@ BEGIN
     UPDATE webhook.removed_endpoint r SET pending = remove_endpoint.pending WHERE r.id = removed_id;
     PERFORM webhook.end_orphans(removed_id - 1, 1000);
 END $$;
--- Signing secrets and keys: made, checked, rotated.
+-- Signing secrets and keys: how they are made, checked and rotated.
 --
 -- A receiver shares a secret (whsec_), and of a key (whsk_) it has only the public half (whpk_). A receiver of another sender
--- shares a text (stored as hmac_ and the text), by which signatures in templates of headers are made. All are rows of
--- webhook.secret: an endpoint may have any of them, and each kind is rotated by itself.
+-- shares a text (stored as hmac_ and the text), which signs in templates of headers. All are rows of webhook.secret: an
+-- endpoint may have any of them, and each kind is rotated by itself.
 
 -- The message never contains the key.
 CREATE OR REPLACE FUNCTION webhook.require_private_key(key text) RETURNS void
@@ -1361,7 +1371,7 @@ BEGIN
     END IF;
 END $$;
 
--- As other senders have it. The message never contains the secret.
+-- Checks a secret of another sender. The message never contains the secret.
 CREATE OR REPLACE FUNCTION webhook.require_hmac_secret(secret text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1388,15 +1398,15 @@ BEGIN
     END IF;
 END $$;
 
--- The key of a secret's HMAC, in base64; null of a private key. Nothing is decoded: a secret that got past the checks must not
--- be an error here, since the sender asks for those of many endpoints at once.
+-- The key of a secret's HMAC, in base64; null for a private key. It decodes nothing: a secret that got past the checks must
+-- not raise an error here, since the sender asks for the secrets of many endpoints at once.
 CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
     RETURN CASE left(secret, 5) WHEN 'whsec' THEN substr(secret, 7)
                                 WHEN 'hmac_' THEN translate(encode(convert_to(substr(secret, 6), 'UTF8'), 'base64'), E'\n', '') END;
 
--- Whatever the table would refuse is refused here first: its messages show the secret. A header carries a signature by each
--- secret, and there are receivers that take only so much of a header.
+-- This refuses a value before the table does, whose messages would show the secret. A header carries a signature by each
+-- secret, and some receivers limit the length of a header.
 CREATE OR REPLACE FUNCTION webhook.check_secret() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1430,7 +1440,7 @@ END $$;
 CREATE OR REPLACE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
     FOR EACH ROW EXECUTE FUNCTION webhook.check_secret();
 
--- The one that is signed with longest: the newest.
+-- The newest secret: requests are signed with it for longest.
 CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT s.secret FROM webhook.secret s
@@ -1445,7 +1455,7 @@ CREATE OR REPLACE FUNCTION webhook.newest_hmac_secret(endpoint text) RETURNS tex
               AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
 
--- Whether requests are signed with it; null of null.
+-- Whether requests are signed with this secret; null for null.
 CREATE OR REPLACE FUNCTION webhook.has_secret(endpoint_id int, secret text) RETURNS boolean
     LANGUAGE sql STABLE STRICT
     RETURN EXISTS (SELECT FROM webhook.secret s
@@ -1456,7 +1466,7 @@ CREATE OR REPLACE FUNCTION webhook.public_half(key text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT
     RETURN 'whpk_' || encode(substr(decode(substr(key, 6), 'base64'), 33), 'base64');
 
--- The public key of the newest private one; null where there is none.
+-- The public key of the newest private key; null if there is none.
 CREATE OR REPLACE FUNCTION webhook.newest_public_key(endpoint text) RETURNS text
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1466,7 +1476,7 @@ BEGIN
             ORDER BY s.created_at DESC LIMIT 1);
 END $$;
 
--- Of an endpoint that was made without one, or whose secrets have all expired, when it is first needed.
+-- Makes a secret when an endpoint first needs one: it was made without, or its secrets have all expired.
 CREATE OR REPLACE FUNCTION webhook.first_secret(endpoint_id int) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1480,7 +1490,7 @@ CREATE OR REPLACE FUNCTION webhook.new_hmac_secret() RETURNS text
     LANGUAGE sql
     RETURN encode(decode(substr(webhook.new_secret(), 7), 'base64'), 'hex');
 
--- Those that are valid, newest first. One is made where there is none.
+-- The valid secrets, newest first. If there is none, it makes one.
 CREATE OR REPLACE FUNCTION webhook.hmac_secrets(endpoint_id int) RETURNS text[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -1497,8 +1507,9 @@ BEGIN
     RETURN valid;
 END $$;
 
--- A new secret, made here unless it is given. Until the overlap has passed requests are signed with the old one too, so
--- that the receiver may take over the new one at any moment of it. A key replaces keys, and leaves secrets as they are.
+-- Adds a new secret, made here unless the caller gives one. Until the overlap has passed, requests are signed with the old one
+-- too, so that the receiver may change to the new one at any moment of it. A key replaces keys, and leaves secrets as they
+-- are.
 CREATE OR REPLACE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -1510,7 +1521,7 @@ BEGIN
         RAISE EXCEPTION 'overlap must be between 0 and 1000 days' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Use ''0 s'' to revoke the old secret immediately.';
     END IF;
-    -- Two who rotate at the same time: one after the other, or both would be the newest.
+    -- Two sessions that rotate at the same time take turns, or both secrets would be the newest.
     PERFORM FROM webhook.endpoint e WHERE e.id = rotated_id FOR UPDATE;
     DELETE FROM webhook.secret s WHERE s.endpoint_id = rotated_id AND s.expires_at <= now();
     UPDATE webhook.secret s SET expires_at = least(s.expires_at, clock_timestamp() + overlap)
@@ -1523,7 +1534,7 @@ BEGIN
     RETURN new_secret;
 END $$;
 
--- Returns the public key: the private one leaves the database by webhook.secret alone.
+-- Returns the public key: only webhook.secret shows the private one.
 CREATE OR REPLACE FUNCTION webhook.rotate_key(endpoint text, overlap interval, key text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1545,10 +1556,10 @@ BEGIN
 END $$;
 -- Matching: which endpoints want an event, by its tenant, its type and their filters.
 --
--- One lookup in one index finds them, whatever the number of endpoints; exclusions and filters are then asked of the few that
--- were found. A session remembers the answer for each type and tenant until an endpoint or a policy changes.
+-- One lookup in one index finds them, whatever the number of endpoints; exclusions and filters are then applied to those few.
+-- A session remembers the answer for each type and tenant until an endpoint or a policy changes.
 
--- The keys under which an endpoint is found: one for each pattern, with its tenant in front. Exclusions find nobody.
+-- The index keys of an endpoint: one for each pattern, with its tenant in front. Exclusions have no key.
 CREATE OR REPLACE FUNCTION webhook.subscription_keys(tenant text, event_types text[]) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (SELECT array_agg(coalesce(tenant, '') || ' ' || pattern) FROM unnest(event_types) AS pattern WHERE pattern NOT LIKE '!%');
@@ -1556,9 +1567,9 @@ CREATE OR REPLACE FUNCTION webhook.subscription_keys(tenant text, event_types te
 CREATE INDEX IF NOT EXISTS endpoint_subscription ON webhook.endpoint
     USING gin (webhook.subscription_keys(tenant, event_types)) WITH (fastupdate = off);
 
--- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, `*`, for the tenant and for endpoints
--- without one; but our own events, webhook.*, are not everybody's business. Among them, as they are written, the exclusions
--- that apply to it; no key of an endpoint looks like one, since all of those have a space.
+-- The keys of all patterns that match an event: the type itself, `a.*` for each prefix, and `*`, for the tenant and for
+-- endpoints without one; but `*` does not match the extension's own events, webhook.*. The array also has the exclusions that
+-- apply to the event, as people write them; no key of an endpoint looks like one, since every key has a space.
 CREATE OR REPLACE FUNCTION webhook.matching_keys(tenant text, event_type text) RETURNS text[]
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1575,8 +1586,8 @@ BEGIN
     RETURN keys;
 END $$;
 
--- The endpoints that are subscribed under these keys; a filter may still keep the event from them. Without SET, so that the planner sees
--- through it. An endpoint restored before its policy has that of the default one.
+-- The endpoints that are subscribed under these keys; a filter may still keep the event from them. It has no SET, so that the
+-- planner inlines it. An endpoint that a restore brings before its policy has max_attempts of the default policy.
 CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpoint_id int, max_attempts int, filter jsonpath)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -1586,8 +1597,9 @@ CREATE OR REPLACE FUNCTION webhook.subscribers(keys text[]) RETURNS TABLE (endpo
         WHERE webhook.subscription_keys(e.tenant, e.event_types) && keys AND NOT e.event_types && keys;
     END;
 
--- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 where a filter has its say. With a
--- snapshot of its own, so VOLATILE: the session remembers what is found. A plan made among few endpoints must do for many.
+-- The same for one type and tenant as {endpoint_id, max_attempts, ..}; max_attempts is 0 if the endpoint has a filter. The
+-- function is VOLATILE to have a snapshot of its own, since the session remembers the answer. A plan made with few endpoints
+-- must serve many.
 CREATE OR REPLACE FUNCTION webhook.routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -1610,7 +1622,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Always, and by row: logical replication fires no other triggers. TRUNCATE invalidates the table by itself.
+-- The trigger fires ALWAYS and for each row, because logical replication fires no others. TRUNCATE invalidates the table by
+-- itself.
 CREATE OR REPLACE TRIGGER routes_changed AFTER INSERT OR DELETE OR UPDATE OF id, tenant, event_types, filter, policy ON webhook.endpoint
     FOR EACH ROW EXECUTE FUNCTION webhook.routes_changed();
 ALTER TABLE webhook.endpoint ENABLE ALWAYS TRIGGER routes_changed;
@@ -1622,38 +1635,38 @@ CREATE OR REPLACE FUNCTION webhook.filtered_document(event_type text, payload js
     LANGUAGE sql STABLE
     RETURN jsonb_build_object('type', event_type, 'data', payload);
 
--- A filter that fails, say by a date that is none, lets nothing pass and must not cost the emitter its transaction. There is no
--- subtransaction to catch it: a silent jsonpath raises only what webhook.filter_problem() refuses, apart from what any
--- statement may meet: a cancellation, and the limits of memory, of the stack and of a jsonb's size. In UTC: whether an event
--- passes is not up to its emitter.
+-- A filter that fails, say by an invalid date, lets nothing pass and must not cost the emitter its transaction. No
+-- subtransaction catches errors: a silent jsonpath raises only those that webhook.filter_problem() refuses, and those that any
+-- statement may meet: a cancellation, and the limits of memory, of the stack and of a jsonb's size. The time zone is UTC, so
+-- that the emitter's session does not decide whether an event passes.
 CREATE OR REPLACE FUNCTION webhook.passes(filter jsonpath, event_type text, payload jsonb) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
     RETURN coalesce(jsonb_path_match_tz(webhook.filtered_document(event_type, payload), filter, '{}', true), false);
 END $$;
 
--- What is wrong with a filter; null where nothing is.
+-- The problem of a filter; null if it has none.
 CREATE OR REPLACE FUNCTION webhook.filter_problem(filter jsonpath) RETURNS text
     LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answers text[];
     problem text := webhook.pattern_problem(filter::text);
 BEGIN
-    -- Before it is tried.
+    -- A filter with a problem is not tried.
     IF problem IS NOT NULL THEN
         RETURN problem;
     END IF;
-    -- The text of a jsonpath has every name in quotes, so what is left of a variable is $"".
+    -- The text of a jsonpath has every name in quotes, so a variable is left as $"".
     IF strpos(regexp_replace(filter::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g'), '$""') > 0 THEN
         RETURN 'the filter has a variable, and there are none';
     END IF;
-    -- A condition is true, false or unknown whatever it is applied to; anything else finds nothing here.
+    -- A condition is true, false or unknown whatever it is applied to; any other expression finds nothing here.
     answers := ARRAY(SELECT jsonb_typeof(answer) FROM jsonb_path_query_tz('{}', filter, '{}', true) AS answer);
     IF answers NOT IN (ARRAY['boolean'], ARRAY['null']) THEN
         RETURN 'the filter is not a condition';
     END IF;
-    -- The server reads the template of datetime() when there is a string to read by it, and raises what is wrong with it even
-    -- in silence. Other strings are taken whole, so that nothing in them looks like one.
+    -- The server reads the template of datetime() only when there is a string to parse, and raises its errors even in silent
+    -- mode. The pattern takes other strings whole, so that nothing in them looks like a template.
     PERFORM jsonb_path_query_tz('"x"', format('$.datetime(%s)', m.part[1])::jsonpath, '{}', true)
     FROM regexp_matches(filter::text, E'[.]datetime[(]("(?:[^"\\\\]|\\\\.)*")|"(?:[^"\\\\]|\\\\.)*"', 'g') AS m (part)
     WHERE m.part[1] IS NOT NULL;
@@ -1664,14 +1677,14 @@ END $$;
 -- Emitting: events, and one delivery of each for every endpoint that wants it, in the caller's transaction.
 --
 -- webhook_emit() emits one event, with two INSERTs that cost little more than two INSERTs of one's own. webhook.emit_events()
--- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql. Neither
--- opens a subtransaction. Both find the endpoints that want an event by webhook.subscribers().
+-- emits any number with the same few statements: for webhook_emit_many(), the triggers of 21_watch.sql and 51_alerts.sql.
+-- Neither opens a subtransaction. Both find the endpoints that want an event by webhook.subscribers().
 --
--- Paused and disabled endpoints get their deliveries too: kept back, never dropped. What was to be delivered in the past is due
--- now: it has not waited yet, neither for longer than what was emitted before it nor for longer than hold_for.
+-- Paused and disabled endpoints get their deliveries too: kept back, never dropped. A delivery whose deliver_at has passed is
+-- due now: it has not waited yet, neither for longer than a delivery that was emitted before it nor for longer than hold_for.
 
--- Input that is not valid changes nothing. Each rule is an expression that the planner inlines; words are made only for those who
--- need them.
+-- Invalid input changes nothing. Each rule is an expression that the planner inlines; the message of an error is made only
+-- when a rule is broken.
 
 CREATE OR REPLACE FUNCTION webhook.is_event_type(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
@@ -1707,7 +1720,7 @@ BEGIN
         HINT = 'Leave it out for an empty object, or pass the JSON value ''null''.';
 END $$;
 
--- For drivers that send json: webhook_emit() and webhook_emit_many() with a json payload.
+-- Drivers that send json reach this from webhook_emit() and webhook_emit_many() with a json payload.
 CREATE OR REPLACE FUNCTION webhook.refuse_json(parameter text) RETURNS uuid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1715,8 +1728,8 @@ BEGIN
         HINT = 'Cast it to jsonb, or have the driver send jsonb: Jsonb of psycopg, JSONB of SQLAlchemy.';
 END $$;
 
--- Not a CHECK of the table: what was emitted before there was such a rule can be restored. The ranges are those of
--- control characters, whatever the collation of the database takes for one.
+-- The table has no such CHECK: events that were emitted before this rule can be restored. The ranges are those of control
+-- characters, independent of the collation of the database.
 CREATE OR REPLACE FUNCTION webhook.require_key(parameter text, value text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1740,8 +1753,8 @@ BEGIN
     END IF;
 END $$;
 
--- The endpoints of these addresses; null for null, which stands for all. The HINT suggests none: roles with
--- level `emit` may not see them.
+-- The endpoints of these addresses; null for null, which stands for all. The HINT suggests no names: roles with level `emit`
+-- may not see endpoints.
 CREATE OR REPLACE FUNCTION webhook.require_endpoints(addresses text[]) RETURNS int[]
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -1754,7 +1767,7 @@ BEGIN
         RAISE EXCEPTION 'endpoints must be names, at least one and none of them null' USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Leave it null for all endpoints that want the event.';
     END IF;
-    -- A scalar subquery looks each up by the index; a join would read all endpoints.
+    -- A scalar subquery looks each address up by the index; a join would read all endpoints.
     SELECT array_agg(w.id), min(w.address) FILTER (WHERE w.id IS NULL) INTO found_ids, unknown
     FROM (SELECT address, (SELECT a.id FROM webhook.endpoint_at(address) a) AS id
           FROM unnest(addresses) AS address OFFSET 0) w;
@@ -1777,23 +1790,23 @@ CREATE OR REPLACE FUNCTION webhook.max_payload() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN pg_size_bytes(webhook.setting('max_payload'));
 
--- Makes each key stand for a new event, the one in the same place of the other array, or finds for which earlier event it
--- stands: the events that the keys stand for, in their order. A null has its own event; a key that is there twice stands for the
--- event of its first place.
+-- Returns the events that the keys stand for, in their order. A new key stands for the event in the same place of the other
+-- array, a known one for an earlier event. A null has its own event; a key that is there twice stands for the event of its
+-- first place.
 --
--- A transaction that meets a key that another has just taken waits for its end: by then the key stands for that one's event, or
--- is free again. All take keys in the same order, so that two transactions with the same keys do not wait for each other. A key
--- whose window is over is free too, and is taken by whoever updates it first. Where that cannot be seen, in REPEATABLE READ, the
--- server says so with a serialization failure. A new key is inserted without looking for it first: to have found it missing
--- would be in conflict with all who insert beside it, in SERIALIZABLE.
+-- A transaction that meets a key that another one has just taken waits for the end of that one: by then the key stands for its
+-- event, or is free again. All transactions take keys in the same order, so that two with the same keys do not wait for each
+-- other. A key whose window is over is free too, and belongs to the first transaction that updates it. In REPEATABLE READ a
+-- transaction cannot see that, and the server raises a serialization failure. A new key is inserted without a look for it
+-- first: in SERIALIZABLE, to have found it missing would conflict with every transaction that inserts beside it.
 CREATE OR REPLACE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_event_ids uuid[]) RETURNS uuid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     tenant_or_none text := coalesce(key_tenant, '');
     valid_since timestamptz := clock_timestamp() - webhook.setting('idempotency_window')::interval;
-    wanted_keys text[];                     -- in order, each once, those that stand for no event yet
+    wanted_keys text[];                     -- keys that stand for no event yet, in order, each once
     wanted_ids uuid[];
-    taken text[] := '{}';                   -- those that do
+    taken text[] := '{}';                   -- keys that stand for an event
     taken_ids uuid[] := '{}';
     found_keys text[];
     found_ids uuid[];
@@ -1841,7 +1854,7 @@ BEGIN
             taken_ids := taken_ids || found_ids;
         END IF;
 
-        -- Another transaction has renewed or removed these meanwhile.
+        -- Another transaction has renewed or removed these keys meanwhile.
         SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
         FROM unnest(wanted_keys, wanted_ids) AS w (key, id) WHERE w.key <> ALL (taken);
     END LOOP;
@@ -1937,14 +1950,13 @@ BEGIN
     RETURN new_event_id;
 END $$;
 
--- In every transaction that emits, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET, of which
--- each costs as much as an index entry, and few expressions, none of which needs the executor: an INSERT would ask anew for the
--- right to call each function and operator in it. Without a search_path of its own, all that it names is named in full, also
--- operators.
+-- Every transaction that emits runs this, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET,
+-- since each SET costs as much as an index entry. It has few expressions, and none of them needs the executor: an INSERT would
+-- check the right to call each function and operator in it anew. Without a search_path of its own, it names everything in
+-- full, operators too.
 --
--- An event that one endpoint wants, and for which nothing special is asked, is emitted here; all else goes to emit_checked().
--- The session remembers who wants a type only after that type and tenant were found valid. webhook.max_payload is never
--- smaller than 1024 bytes.
+-- It emits an event that one endpoint wants and that has no options; emit_checked() does the rest. The session remembers the
+-- endpoints of a type only after that type and tenant were found valid. webhook.max_payload is never smaller than 1024 bytes.
 CREATE OR REPLACE FUNCTION webhook.emit(
     event_type text, payload jsonb, idempotency_key text, ordering_key text, coalesce_key text, deliver_at timestamptz,
     expires_at timestamptz, tenant text, endpoints text[])
@@ -1977,8 +1989,8 @@ BEGIN
     RETURN CASE WHEN webhook.wake_endpoint(the_endpoint, emitted_at) THEN new_event_id END;
 END $$;
 
--- Emits events that are valid but perhaps too large: one for each element of the arrays, which go together; the rest is the same
--- for all. The endpoints are looked up once for each type and tenant. An array of keys may be null.
+-- Emits events that are valid but perhaps too large: one for each element of the arrays, which have the same length; the other
+-- parameters hold for all. It looks the endpoints up once for each type and tenant. An array of keys may be null.
 CREATE OR REPLACE FUNCTION webhook.emit_events(
     event_ids uuid[], event_types text[], payloads jsonb[], tenants text[], deliver_at timestamptz DEFAULT NULL,
     expires_at timestamptz DEFAULT NULL, only_endpoints int[] DEFAULT NULL, idempotency_keys text[] DEFAULT NULL,
@@ -1992,7 +2004,7 @@ DECLARE
     largest int := (SELECT max(size) FROM unnest(sizes) AS size);
     queued_for int[];
 BEGIN
-    -- An alert has no more than a few kB that could be left out, and must not be kept from the others by a smaller limit.
+    -- An alert has only a few kB, none of which can be left out, and a smaller limit must not suppress it.
     IF largest > webhook.max_payload() AND (event_types[1] LIKE 'webhook.%') IS NOT TRUE THEN
         PERFORM webhook.refuse_size(largest);
     END IF;
@@ -2026,7 +2038,7 @@ BEGIN
     IF queued_for IS NOT NULL THEN
         PERFORM webhook.wake(queued_for, due_at);
         IF coalesce_keys IS NOT NULL THEN
-            -- The last of each key; the claim passes over the others that went to endpoints of their own.
+            -- The last event of each key supersedes; the claim passes over the others, which went to endpoints of their own.
             PERFORM webhook.supersede(ARRAY(
                 SELECT (array_agg(v.id ORDER BY v.id DESC))[1]
                 FROM unnest(event_ids, tenants, coalesce_keys) AS v (id, tenant, coalesce_key)
@@ -2036,7 +2048,7 @@ BEGIN
     END IF;
 END $$;
 
--- The keys of many events: one for each of them, valid or null; null where there are none at all.
+-- Checks the keys of many events: one for each event, valid or null; null if no event has a key.
 CREATE OR REPLACE FUNCTION webhook.require_keys(parameter text, keys text[], events int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -2050,8 +2062,8 @@ BEGIN
     PERFORM webhook.require_key('an element of ' || parameter, k) FROM unnest(keys) AS k;
 END $$;
 
--- Any number of events in one statement, whose ids come back in the same order. All of them or, where one is not valid, none.
--- No array is none at all: what array_agg() makes of no rows.
+-- Emits any number of events in one statement, and returns their ids in the same order. If one is not valid, it emits none. A
+-- null array has no events: array_agg() returns null for no rows.
 CREATE OR REPLACE FUNCTION webhook.emit_many(
     event_types text[], payloads jsonb[], ordering_keys text[], idempotency_keys text[], coalesce_keys text[],
     deliver_at timestamptz, expires_at timestamptz, tenant text, endpoints text[])
@@ -2088,7 +2100,7 @@ BEGIN
     events_of_keys := event_ids;
     IF idempotency_keys IS NOT NULL THEN
         events_of_keys := webhook.take_keys(tenant, idempotency_keys, event_ids);
-        -- The others stand for earlier events.
+        -- The other keys stand for earlier events.
         SELECT array_agg(v.id), array_agg(v.event_type), array_agg(v.payload), array_agg(v.ordering_key),
                array_agg(v.idempotency_key), array_agg(v.coalesce_key)
         INTO event_ids, event_types, payloads, ordering_keys, idempotency_keys, coalesce_keys
@@ -2116,29 +2128,29 @@ BEGIN
                                           ordering_keys, idempotency_keys, coalesce_keys, deliver_at, expires_at, tenant,
                                           endpoints);
 END $$;
--- Watching: triggers that emit what happens to a table.
+-- Watching: triggers that emit the changes of a table.
 --
 -- webhook_watch() makes one trigger for each operation. It runs once for a statement, whatever the number of rows, and emits
--- them in batches; with a condition, which the server can only judge row by row, it runs once for each row. The triggers belong
--- to the table, are dumped and restored with it, and have all they need in their arguments: the type of the event, and options
--- as JSON. Whoever writes the table needs no right of ours: webhook_trigger() makes JSON of the rows with the writer's rights,
--- and then calls the functions below with those of the extension's owner (src/capture.rs says how).
+-- them in batches; with a condition, which the server can only judge row by row, it runs once for each row. The triggers
+-- belong to the table, are dumped and restored with it, and have all they need in their arguments: the type of the event, and
+-- options as JSON. A role that writes the table needs no right of ours: webhook_trigger() makes JSON of the rows with the
+-- writer's rights, and then calls the functions below with the rights of the extension's owner (src/capture.rs says how).
 --
--- Without the library the triggers all run for each row, with the rights of the writer, who needs the level emit
+-- Without the library all triggers run for each row, with the rights of the writer, who needs the level emit
 -- (sql/portable/01_native.sql).
 --
--- webhook_watch() itself, all the way down, has the rights of its caller: it executes a condition that is the caller's text.
+-- webhook_watch() and all that it calls have the rights of the caller: it executes a condition that is the caller's text.
 
--- The arrays of a batch go together; those of keys and tenants are null where no event has one. The keys are made of values of
--- the row by the trigger function, and valid.
+-- The arrays of a batch have the same length; an array of keys or tenants is null if no event has one. The trigger function
+-- makes the keys of the row's values, and they are valid.
 CREATE OR REPLACE FUNCTION webhook.emit_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- A query only where there are tenants: a row trigger calls this for each row.
+    -- The query runs only if there are tenants: a row trigger calls this for each row.
     IF tenants IS NOT NULL THEN
         IF EXISTS (SELECT FROM unnest(tenants) AS t WHERE NOT webhook.is_tenant(t)) THEN
-            -- Without its value: whoever writes the table may not be allowed to read it.
+            -- The message leaves the value out: the writer of the table may have no right to read it.
             RAISE EXCEPTION 'the tenant of a row is not valid' USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'The tenant column has 1 to 200 characters, no white space and no control characters, or null for none.';
         END IF;
@@ -2154,7 +2166,7 @@ BEGIN
                                 ordering_keys => ordering_keys, coalesce_keys => coalesce_keys);
 END $$;
 
--- The same for on_error = warn. Halving the batch finds the events that cannot be emitted.
+-- The same for on_error = warn. It halves a batch to find the events that cannot be emitted.
 CREATE OR REPLACE FUNCTION webhook.emit_possible_changes(
     event_type text, payloads jsonb[], tenants text[], ordering_keys text[], coalesce_keys text[],
     INOUT lost bigint, INOUT problem text)
@@ -2180,19 +2192,20 @@ EXCEPTION
         END IF;
 END $$;
 
--- By membership and not by name: the owner of the schema that the extension is in may rename it and make another.
+-- The function is found by its membership and not by its name: the owner of the schema that the extension is in may rename it
+-- and make another.
 CREATE OR REPLACE FUNCTION webhook.trigger_function() RETURNS regproc
     LANGUAGE sql STABLE
     RETURN (SELECT m.routine FROM webhook.members() m WHERE m.name = 'webhook_trigger');
 
--- Columns that are computed when they are read: a row that a trigger sees has no value of them. PostgreSQL has them from 18 on.
+-- Columns that are computed when they are read: a row in a trigger has no value for them. PostgreSQL has them from 18 on.
 CREATE OR REPLACE FUNCTION webhook.virtual_columns(target regclass) RETURNS text[]
     LANGUAGE sql STABLE
     RETURN ARRAY(SELECT a.attname::text FROM pg_attribute a
                  WHERE a.attrelid = target AND a.attgenerated = 'v' AND NOT a.attisdropped ORDER BY a.attnum);
 
--- The triggers that webhook_watch() has made for the table. A partition has copies of its table's row triggers, which are not
--- its own: they have a parent.
+-- The triggers that webhook_watch() has made for the table. A partition also has copies of its table's row triggers; these
+-- have a parent and do not count.
 CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -2201,7 +2214,7 @@ CREATE OR REPLACE FUNCTION webhook.watch_triggers(target regclass) RETURNS SETOF
           AND t.tgname IN ('webhook_insert', 'webhook_update', 'webhook_delete', 'webhook_truncate');
     END;
 
--- A table can be watched that emitting does not write, with all its parts.
+-- Refuses a relation that is no table, or that emitting writes, whole or in part.
 CREATE OR REPLACE FUNCTION webhook.require_watchable(target regclass, is_by_row boolean) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -2311,7 +2324,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The schema and the table that events report, as JSON; nothing where they are those of the table that fires, as it is then.
+-- The schema and the table that events report, as JSON; nothing if events report the name that the table has when it fires.
 -- Row triggers of a partitioned table fire for its partitions, which are to report the table's name.
 CREATE OR REPLACE FUNCTION webhook.reported_name(target regclass, reported_as text, is_by_row boolean) RETURNS jsonb
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -2341,7 +2354,7 @@ CREATE OR REPLACE FUNCTION webhook.watch_commands(
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- Statement triggers take the library.
+    -- Statement triggers need the library.
     is_by_row CONSTANT boolean := condition IS NOT NULL OR webhook.is_portable();
     options jsonb;
     table_name text;
@@ -2366,7 +2379,7 @@ BEGIN
             'include', include, 'exclude', exclude, 'ordering_key', ordering_key, 'coalesce_key', coalesce_key,
             'tenant_column', tenant_column, 'on_error', nullif(on_error, 'raise'), 'condition', condition))
         || webhook.reported_name(target, reported_as, is_by_row);
-    -- With its schema always: the commands are executed with another search_path.
+    -- The name always has its schema: the commands run with another search_path.
     SELECT format('%I.%I', n.nspname, c.relname) INTO table_name
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = target;
 
@@ -2399,7 +2412,7 @@ BEGIN
             CASE WHEN coalesce(w.old_rows, w.new_rows) IS NOT NULL THEN 'REFERENCING' END,
             'OLD TABLE AS ' || w.old_rows, 'NEW TABLE AS ' || w.new_rows,
             CASE WHEN w.is_by_row THEN 'FOR EACH ROW' ELSE 'FOR EACH STATEMENT' END,
-            -- The line ends a comment in it.
+            -- The line break ends a comment in the condition.
             CASE WHEN condition IS NOT NULL THEN format(E'WHEN (%s\n)', condition) END,
             format('EXECUTE FUNCTION %s(%L, %L)', webhook.trigger_function(), w.event_type, w.options))
         FROM wanted w WHERE w.trigger_name NOT IN (SELECT k.tgname FROM kept k)
@@ -2427,9 +2440,10 @@ BEGIN
     ORDER BY array_position('{webhook_insert,webhook_update,webhook_delete}'::name[], t.tgname);
 END $$;
 
--- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of what it had made for this table before;
--- returns the triggers. Who calls it needs the right to create triggers of the table, and to execute webhook_trigger(). It has no
--- search_path of its own: the names in a condition are the caller's. Nothing else is looked up here.
+-- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of the triggers that it had made for this
+-- table before; returns the triggers. The caller needs the right to create triggers on the table, and to execute
+-- webhook_trigger(). The function has no search_path of its own: the names in a condition are the caller's. It looks up
+-- nothing else.
 CREATE OR REPLACE FUNCTION webhook.watch(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text)
@@ -2464,7 +2478,7 @@ BEGIN
     RETURN QUERY SELECT webhook.watch_definitions(target);
 END $$;
 
--- Returns the number of triggers that it dropped. Triggers by hand stay.
+-- Returns the number of triggers that it dropped. Triggers that people made by hand stay.
 CREATE OR REPLACE FUNCTION webhook.unwatch(target regclass) RETURNS int
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -2477,14 +2491,15 @@ BEGIN
     END LOOP;
     RETURN dropped;
 END $$;
--- Readiness: what may be sent now, and why the rest may not. One rule, asked by agenda, claim, probe, status and why.
+-- Readiness: which deliveries may be sent now, and why the others may not. Agenda, claim, probe, status and why ask this one
+-- rule.
 --
--- Two things keep a delivery back: its endpoint (webhook.endpoint_state), and it itself (webhook.is_ready). Both are expressions
--- that the planner inlines, since they have no SET: it sees the predicate of the due index in them, and so that index finds the
--- deliveries that they accept.
+-- Two things keep a delivery back: its endpoint (webhook.endpoint_state), and the delivery itself (webhook.is_ready). Both are
+-- expressions that the planner inlines, since they have no SET: it sees the predicate of the due index in them, and so that
+-- index finds the deliveries that they accept.
 
--- Whether anything of the endpoint's keeps its deliveries back, and what: the first that applies. 'ready' is nothing. A test is
--- sent in every state but 'held', and a probe in 'open' and 'half_open'.
+-- The first thing that keeps the deliveries of an endpoint back, or 'ready'. A test is sent in every state but 'held', and a
+-- probe in 'open' and 'half_open'.
 CREATE OR REPLACE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at timestamptz, paused_at timestamptz, breaker_state text)
     RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -2495,7 +2510,7 @@ CREATE OR REPLACE FUNCTION webhook.endpoint_state(is_ours boolean, disabled_at t
                 WHEN breaker_state = 'HALF_OPEN' THEN 'half_open'
                 ELSE 'ready' END;
 
--- Whether there is time left until expires_at. A delivery that has none is never claimed; 43_open_breaker.sql fails it.
+-- Whether there is time left until expires_at. The worker never claims a delivery that has none; 43_open_breaker.sql fails it.
 CREATE OR REPLACE FUNCTION webhook.has_time(expires_at timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN expires_at IS NULL OR expires_at > now();
@@ -2505,15 +2520,15 @@ CREATE OR REPLACE FUNCTION webhook.awaits_its_time(q webhook.delivery_queue) RET
     RETURN q.status = 'PENDING' AND q.wait_reason <> 'parked' AND q.waits_for IS NULL
            AND webhook.has_time(q.expires_at);
 
--- Whether a delivery may be sent now, as far as it is its own business. When a breaker has closed, retries of attempts before
--- that are due at once: `retries_before` of the breaker, null for none.
+-- Whether the delivery itself lets it be sent now. When a breaker has closed, retries of earlier attempts are due at once:
+-- `retries_before` of the breaker, null for none.
 CREATE OR REPLACE FUNCTION webhook.is_ready(q webhook.delivery_queue, retries_before timestamptz) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q)
            AND (q.next_attempt_at <= now() OR q.wait_reason = 'retry' AND q.last_attempt_at < retries_before);
 
--- Whether a delivery may be the probe of a breaker: a retry also before its time, but nothing that a person or an emitter has
--- put off.
+-- Whether a delivery may be the probe of a breaker: a retry may be one before its time, but no delivery that a person or an
+-- emitter has put off.
 CREATE OR REPLACE FUNCTION webhook.may_be_probe(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.awaits_its_time(q) AND q.event_type <> 'webhook.test'
@@ -2528,7 +2543,8 @@ CREATE OR REPLACE FUNCTION webhook.wait_in_a_word(q webhook.delivery_queue, retr
                 WHEN q.wait_reason = 'retry' THEN 'retry'
                 ELSE 'scheduled' END;
 
--- All that an endpoint has in the queue. No single index has it: one has what only time keeps back, the other has the rest.
+-- All deliveries of an endpoint in the queue. It takes two indexes: one has the deliveries that only time keeps back, the
+-- other has the rest.
 CREATE OR REPLACE FUNCTION webhook.queue_of(endpoint int) RETURNS SETOF webhook.delivery_queue
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -2538,14 +2554,14 @@ CREATE OR REPLACE FUNCTION webhook.queue_of(endpoint int) RETURNS SETOF webhook.
         SELECT q.* FROM webhook.delivery_queue q
         WHERE q.endpoint_id = queue_of.endpoint AND (q.wait_reason = 'parked' OR q.waits_for IS NOT NULL);
     END;
--- Moving deliveries between the leaves, for all but settle, which does it with its own batch.
+-- Moves of deliveries between the leaves. Only settle() does it on its own, with its batch.
 --
--- A row is deleted in one leaf and inserted into another, never moved by an UPDATE: whoever meets such an UPDATE in the
--- same row gets a serialization error, and whoever meets a DELETE just finds the row gone. Rows that are not there (any
--- more) are passed over; what comes back is the number that was moved. Rows are locked in the order of their keys.
+-- A row is deleted in one leaf and inserted into another, never moved by an UPDATE: a statement that meets such an UPDATE in
+-- the same row gets a serialization error, but one that meets a DELETE just finds the row gone. The functions pass over rows
+-- that are not there, return the number of rows that they moved, and lock rows in the order of their keys.
 
--- The CHECK of the queue. plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT; without a
--- SET, which costs as much, hence all names in full.
+-- The CHECK of the queue. It is plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT. It has no
+-- SET, which costs as much, so all names are in full.
 CREATE OR REPLACE FUNCTION webhook.may_be_queued(
     status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,
     wait_reason text, next_attempt_at timestamptz) RETURNS boolean
@@ -2559,8 +2575,9 @@ BEGIN
                       AND claimed_by IS NOT NULL AND claimed_at IS NOT NULL END;
 END $$;
 
--- From the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of an attempt; last_error
--- says the same in words. `attempts_spent` counts in each of them, as failing fast does.
+-- Moves deliveries from the queue to the history (CANCELLED) or the dead letters (FAILED), for a reason that is no outcome of
+-- an attempt; last_error says the same in words. `attempts_spent` is added to the attempts of each, as under when_open =
+-- 'attempt'.
 CREATE OR REPLACE FUNCTION webhook.finish_queued(
     event_ids uuid[], endpoint_ids int[], new_status text, new_reason text, attempts_spent int DEFAULT 0) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -2590,7 +2607,7 @@ BEGIN
     RETURN moved;
 END $$;
 
--- From the queue to the dead letters. As where settle() fails a delivery, it is an alert and counts in the metrics.
+-- Moves deliveries from the queue to the dead letters, with an alert and in the figures, as settle() does.
 CREATE OR REPLACE FUNCTION webhook.fail_queued(event_ids uuid[], endpoint_ids int[], new_reason text, attempts_spent int DEFAULT 0)
     RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -2617,9 +2634,9 @@ BEGIN
     RETURN moved;
 END $$;
 
--- A delivery as it is queued again, whoever asks: from the start and due now. What had expired does not again, and what was sent or
--- cancelled is not coalesced any more: somebody wants it sent, whatever has come after it. `claim_seq` goes on, so that a late
--- outcome stays late.
+-- The row of a delivery that is queued again: from the start and due now. It loses an expires_at that has passed, and the
+-- coalesce_key if it was sent or cancelled: somebody wants it sent, whatever has come after it. `claim_seq` goes on, so that a
+-- late outcome stays late.
 CREATE OR REPLACE FUNCTION webhook.requeued(d webhook.delivery) RETURNS webhook.delivery
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -2645,8 +2662,8 @@ BEGIN
     RETURN d;
 END $$;
 
--- Back to the queue: deliveries that have ended as one of these statuses says. Not where the endpoint was removed, or where there
--- is no payload any more.
+-- Moves deliveries that ended with one of these statuses back to the queue, unless the endpoint was removed or the payload is
+-- gone.
 CREATE OR REPLACE FUNCTION webhook.requeue(event_ids uuid[], endpoint_ids int[], statuses text[]) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -2677,9 +2694,9 @@ BEGIN
     RETURN moved;
 END $$;
 
--- These deliveries are gone: their attempts go too, and each event that is older and that no delivery has any more, with
--- all its attempts. An attempt that stays, locked or too many for one step, keeps its event, and is found again by it. Says how
--- many events have gone.
+-- Deletes the attempts of these deliveries, which are gone, and each older event that no delivery has any more, with all its
+-- attempts. An attempt that stays, because it is locked or there are too many for one step, keeps its event, and a later step
+-- finds it by the event. Returns the number of events that it deleted.
 CREATE OR REPLACE FUNCTION webhook.forget(event_ids uuid[], endpoint_ids int[], emitted_before timestamptz) RETURNS int
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -2715,31 +2732,33 @@ BEGIN
 END $$;
 -- Order: deliveries of one endpoint with the same ordering_key go out one at a time, in the order of their emission.
 --
--- That is the order of their events' ids, which carry the time of the emission to a quarter of a microsecond. Each endpoint
--- and key with something queued has a lane, and the lane says whose turn it is. The claim opens lanes, each for the first
--- that is queued, takes nothing but what has its turn, and sets the rest it meets aside: waits_for says whose turn it is, and
--- the due index leaves them out. So followers are met once and not in every turn, however many wait behind a failing one. Their
--- own time stays as it is. Retries and
--- lost claims keep the turn; it passes on when its delivery leaves the queue, whoever moves it and wherever to: a trigger
--- sees to it. Under the policy's on_blocked = wait it does not pass on from a dead letter, until somebody sends that again
--- or discards it; but nobody waits for one that was redacted and cannot be sent any more.
+-- The ids of events give that order: they carry the time of the emission to a quarter of a microsecond. Each endpoint and key
+-- with something queued has a lane, and the lane says which event has the turn. The claim opens a lane for the first delivery
+-- that is queued, takes only the delivery that has the turn, and sets the followers that it meets aside: waits_for names the
+-- event that has the turn, and the due index leaves followers out. So the claim meets a follower once and not in every turn,
+-- however many wait behind a failing delivery. Followers keep their own time. Retries and lost claims keep the turn. A trigger
+-- passes it on when its delivery leaves the queue, whoever moves it and wherever to. Under the policy's on_blocked = wait a
+-- dead letter keeps the turn, until somebody sends it again or discards it; but no delivery waits for one that was redacted
+-- and cannot be sent any more.
 --
--- An event of a transaction that commits late is not seen in time: it goes out when it has been committed and the
--- turn that was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they
--- do by updating the same row.
+-- An event of a transaction that commits late is not seen in time: it goes out when it has been committed and the turn that
+-- was given meanwhile has ended. Emitters that must agree on the order take a lock of their own first, as they do by updating
+-- the same row.
 --
--- Nobody waits for a row. What a lock or an old snapshot has kept from being passed on, webhook.keep_order() passes on.
+-- Nothing here waits for a row. webhook.keep_order() passes on turns that a lock or an old snapshot has kept from being passed
+-- on.
 
--- Of these rows, which the caller has locked, those that may be claimed; the others are set aside, and some of those behind them
--- too, which the caller would meet next. Where somebody has locked the
--- lane, as a person who has cancelled or replayed its delivery and not yet committed, whose turn it will be is not known: those
--- rows are put off for a second, so that they are not in the way of what is behind them.
+-- Returns the rows among these, which the caller has locked, that may be claimed. It sets the others aside, and some
+-- deliveries behind them, which the caller would meet next. If somebody has locked the lane, for example a person who has
+-- cancelled or replayed its delivery and not yet committed, the next turn is not known: such rows are put off for a second, so
+-- that they are not in the way of the deliveries behind them.
 CREATE OR REPLACE FUNCTION webhook.set_followers_aside(row_ids tid[]) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     in_turn tid[];
 BEGIN
-    -- By their ctids alone: asked for an order, or for the predicate of an index, the planner would rather read the whole index.
+    -- This finds rows by their ctids alone: with an order, or with the predicate of an index, the planner would rather read
+    -- the whole index.
     WITH met AS MATERIALIZED (
         SELECT q.endpoint_id, q.ordering_key FROM webhook.delivery_queue q WHERE q.ctid = ANY (row_ids)
     )
@@ -2751,12 +2770,12 @@ BEGIN
         WHERE q.endpoint_id = met.endpoint_id AND q.ordering_key = met.ordering_key
         ORDER BY q.endpoint_id, q.ordering_key, q.event_id LIMIT 1
     ) first
-    -- Asked first: on a lane that somebody is about to close, ON CONFLICT would wait.
+    -- This comes first, because ON CONFLICT would wait for a lane that somebody is about to close.
     WHERE NOT EXISTS (SELECT FROM webhook.lane l
                       WHERE l.endpoint_id = met.endpoint_id AND l.ordering_key = met.ordering_key OFFSET 0)
     ON CONFLICT DO NOTHING;
 
-    -- While the lane is locked nobody passes its turn on without seeing who was set aside behind it.
+    -- While the lane is locked, no session passes its turn on without seeing the followers that were set aside behind it.
     WITH met AS MATERIALIZED (
         SELECT q.ctid AS row_id, q.endpoint_id, q.ordering_key, q.event_id, lane.event_id AS turn_of,
                q.ordering_key IS NULL OR coalesce(lane.event_id = q.event_id, false) AS is_in_turn
@@ -2810,7 +2829,7 @@ BEGIN
     RETURN turn_of = q.event_id;
 END $$;
 
--- Their turn has come: followers wait for nothing but their time.
+-- Gives these followers the turn: they wait only for their time.
 CREATE OR REPLACE FUNCTION webhook.call_followers(event_ids uuid[], endpoint_ids int[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -2831,7 +2850,7 @@ BEGIN
     PERFORM webhook.wake(endpoint_ids, earliest);
 END $$;
 
--- The delivery that had the turn has left the queue or the dead letters: it is the next one's, if there is one.
+-- Passes the turn to the next delivery, if there is one, when the delivery that had it has left the queue or the dead letters.
 CREATE OR REPLACE FUNCTION webhook.pass_turn(of_endpoint int, of_key text, from_event uuid) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -2872,7 +2891,7 @@ CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.delivery_queue
 CREATE OR REPLACE TRIGGER pass_turn AFTER DELETE ON webhook.dead_letter
     FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION webhook.pass_turn();
 
--- Lanes on the next page whose delivery has left the queue; the end is null, as is the beginning.
+-- Lanes on the next page whose delivery has left the queue; null is the beginning, and the end.
 CREATE OR REPLACE FUNCTION webhook.lost_turns(
     INOUT after_endpoint int, INOUT after_key text, page_size int, OUT endpoint_ids int[], OUT ordering_keys text[])
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -2891,7 +2910,7 @@ BEGIN
                       WHERE q.event_id = p.event_id AND q.endpoint_id = p.endpoint_id AND q.ordering_key = p.ordering_key OFFSET 0);
 END $$;
 
--- Followers on the next page of all that have a key which wait for nobody.
+-- Followers that wait for no event, on the next page of all that have a key.
 CREATE OR REPLACE FUNCTION webhook.lost_followers(
     INOUT after_endpoint int, INOUT after_key text, INOUT after_event uuid, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[])
@@ -2915,8 +2934,8 @@ BEGIN
     WHERE p.waits_for IS NOT NULL AND (lane.event_id IS NULL OR lane.event_id = p.event_id);
 END $$;
 
--- Now and then, a page of each: turns of deliveries that are gone are passed on, and followers that wait for nobody are called. Says
--- where the next pages begin; null is the beginning.
+-- Passes on the turns of deliveries that are gone, and calls followers that wait for no event: now and then, a page of each.
+-- Returns where the next pages begin; null is the beginning.
 CREATE OR REPLACE FUNCTION webhook.keep_order(
     INOUT lane_endpoint int DEFAULT NULL, INOUT lane_key text DEFAULT NULL,
     INOUT follower_endpoint int DEFAULT NULL, INOUT follower_key text DEFAULT NULL,
@@ -2944,16 +2963,15 @@ BEGIN
     follower_key := followers.after_key;
     follower_event := followers.after_event;
 END $$;
--- Coalescing: of the events with the same coalesce_key, and of the same tenant, only the newest that waits for an endpoint is
--- sent. A delivery that an event emitted later supersedes becomes CANCELLED, reason coalesced. What is in flight is not
--- called back.
+-- Coalescing: of the events of a tenant with the same coalesce_key, an endpoint gets only the newest one that waits. A
+-- delivery that a later event supersedes becomes CANCELLED, reason coalesced. A delivery in flight is not called back.
 --
--- Emit supersedes what it sees, without waiting for anybody; in REPEATABLE READ and SERIALIZABLE nothing, since there what the
--- worker has done meanwhile would cost the emitter its transaction. Two who emit at the same time do not see each other's
--- events, and what was in flight may come back for another attempt; so the claim looks once more, and takes nothing that has a
--- newer one behind it, nor one whose newer one has been sent already: that would overwrite at the receiver what is newer. What
--- a person sends again by webhook_replay() or with an UPDATE, after it was sent or cancelled, is sent all the same; it has lost its
--- key (requeue(), manual_update()).
+-- Emit supersedes the deliveries that it sees, and waits for no lock. In REPEATABLE READ and SERIALIZABLE it supersedes none,
+-- since a change by the worker meanwhile would cost the emitter its transaction. Two transactions that emit at the same time
+-- do not see each other's events, and a delivery in flight may come back for another attempt. So the claim looks once more,
+-- and takes no delivery that has a newer one behind it, nor one whose newer one has been sent already: at the receiver it
+-- would overwrite the newer state. A delivery that a person sends again by webhook_replay() or with an UPDATE, after it was
+-- sent or cancelled, is sent all the same; it has lost its key (requeue(), manual_update()).
 
 -- The deliveries that are older than one of these events, have its coalesce_key, and wait for an endpoint that it goes to. The
 -- settings are for this statement alone: a function that it called would inherit them.
@@ -2988,7 +3006,8 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a newer one waits, is in flight or has been sent. With the settings of the caller, who asks for row after row.
+-- Whether a newer delivery waits, is in flight or has been sent. It has the settings of the caller, which asks for row after
+-- row.
 CREATE OR REPLACE FUNCTION webhook.is_superseded(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -3007,7 +3026,7 @@ BEGIN
                      AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant);
 END $$;
 
--- Of these rows, which the caller has locked, those that nothing newer supersedes; the others are cancelled.
+-- Returns the rows among these, which the caller has locked, that no newer delivery supersedes; it cancels the others.
 CREATE OR REPLACE FUNCTION webhook.cancel_superseded(row_ids tid[]) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -3026,25 +3045,25 @@ END $$;
 -- Claiming: how deliveries leave the queue for the wire.
 --
 -- A sender knows when each endpoint has something due (webhook.agenda, webhook.due), and asks in one call, webhook.exchange(),
--- for as much as each has room for. PENDING becomes SENDING, the attempt is counted, and the row carries the sender's instance
--- and a new claim_seq. After the commit the requests go out. Nothing here waits for a row: what somebody has locked is passed
--- over and tried again a little later.
+-- for as many deliveries as each has room for. PENDING becomes SENDING, the attempt is counted, and the row carries the
+-- sender's instance and a new claim_seq. After the commit the requests go out. Nothing here waits for a row: a claim passes
+-- over a row that somebody has locked and tries it again a little later.
 --
--- The plans are fixed. The queue is empty when they are made, and known to be so after a vacuum, and may have a
--- million rows when they are used: a sequential scan, a sort or a join the wrong way round chosen once would
--- stay. Hence the settings on each function, the LIMITs in the LATERALs, which keep the planner from turning a
--- join around, and plans that are generic from the start.
+-- The plans are fixed. The queue is empty when they are made, and known to be so after a vacuum, and may have a million rows
+-- when they are used: a sequential scan, a sort or a join the wrong way round chosen once would stay. Hence the settings on
+-- each function, the LIMITs in the LATERALs, which keep the planner from turning a join around, and plans that are generic
+-- from the start.
 
--- A position is a time in seconds since 1970: no delivery of the endpoint that could be claimed was due before it. A sender that
--- reads the queue of an endpoint from there does not pass over the dead index entries of all that it has sent: while somebody
--- holds an old snapshot, vacuum cannot remove them. A missing position is the beginning. Positions only save time: what is
--- behind one is found by the next look at all endpoints.
+-- A position is a time in seconds since 1970: no delivery of the endpoint that could be claimed was due before it. A sender
+-- that reads the queue of an endpoint from there does not pass over the dead index entries of all that it has sent: while
+-- somebody holds an old snapshot, vacuum cannot remove them. A missing position is the beginning. Positions only save time:
+-- the next look at all endpoints finds a delivery that is behind one.
 
--- When to ask for each of these endpoints again, and what a sender needs to know of them to decide how many to ask for.
--- due_in_ms is null where nothing may be sent now: paused, disabled, not ours, or all of it in flight. It is 0 for what is due
--- and a day at most. `is_guarded`: its breaker is not closed, or there is a test, so that more than room decides what is claimed.
--- `new_position` is null where nothing is served, and never later than now: a retry may come before what is scheduled.
--- `is_well`: it has answered, in the last days, and not failed since.
+-- When to ask for each of these endpoints again, and what a sender needs to know of them to decide how many deliveries to ask
+-- for. due_in_ms is null if nothing may be sent now: the endpoint is paused, disabled or not ours, or all its deliveries are
+-- in flight. It is 0 if something is due, and a day at most. `is_guarded`: the breaker is not closed, or there is a test, so
+-- that more than room decides what is claimed. `new_position` is null if the endpoint is not served, and never later than now:
+-- a retry may come before a scheduled delivery. `is_well`: the endpoint has answered, in the last days, and not failed since.
 CREATE OR REPLACE FUNCTION webhook.due(
     endpoint_ids int[], positions float8[] DEFAULT NULL, our_origin text DEFAULT NULL)
     RETURNS TABLE (endpoint_id int, due_in_ms bigint, new_position float8, max_in_flight int, rate_limit float8, breaker_state text,
@@ -3058,7 +3077,7 @@ BEGIN
     SELECT asked.id,
            ceil(greatest(0, least(86400, date_part('epoch', CASE WHEN guard.due IS NULL THEN waiting.next_attempt_at ELSE (guard.due).due_at END
                                                             - now()))) * 1000)::bigint,
-           -- A microsecond less, which the number may lose on its way.
+           -- This takes off a microsecond, which the number may lose on its way.
            CASE WHEN ours.is_served THEN date_part('epoch', least(waiting.next_attempt_at, now()) - interval '1 us') END,
            ours.max_in_flight, ours.rate_limit::float8, coalesce((breaker.b).state, 'CLOSED'),
            guard.due IS NOT NULL, coalesce((guard.due).turns_away, false),
@@ -3079,7 +3098,7 @@ BEGIN
         ORDER BY q.next_attempt_at, q.event_id LIMIT 1
     ) waiting ON true
     LEFT JOIN LATERAL (SELECT b FROM webhook.breaker b WHERE b.endpoint_id = ours.id LIMIT 1) breaker ON true
-    -- The LIMIT has the WHERE asked before the function is called.
+    -- The LIMIT makes the server check the WHERE before it calls the function.
     LEFT JOIN LATERAL (
         SELECT webhook.next_look_at_breaker(breaker.b, ours.is_served, ours.policy, waiting.next_attempt_at) AS due
         WHERE (breaker.b).state <> 'CLOSED' OR (breaker.b).retries_before IS NOT NULL OR (breaker.b).test_event_id IS NOT NULL
@@ -3087,9 +3106,10 @@ BEGIN
     ) guard ON true;
 END $$;
 
--- The next endpoints with something queued, in the order of their ids, about that many, and the position of each; the last
--- of them where there may be more. Endpoints whose deliveries are all parked or wait for their turn are not among them. Those
--- `later` have nothing that is due within a minute, and no breaker that may ask for a probe: webhook.due() says no more of them.
+-- The next endpoints with something queued, in the order of their ids, about that many, and the position of each;
+-- `goes_on_after` is the last of them if there may be more. It leaves out endpoints whose deliveries are all parked or wait
+-- for their turn. The `later` ones have nothing that is due within a minute, and no breaker that may ask for a probe:
+-- webhook.due() says no more of them.
 CREATE OR REPLACE FUNCTION webhook.agenda(
     after_endpoint int, page_size int, OUT endpoint_ids int[], OUT positions float8[], OUT later_endpoint_ids int[],
     OUT later_in_ms bigint[], OUT goes_on_after int)
@@ -3099,7 +3119,8 @@ CREATE OR REPLACE FUNCTION webhook.agenda(
 DECLARE
     entries_at_a_time CONSTANT int := 7;
 BEGIN
-    -- A loose index scan: a descent of the index reads the entries of one endpoint with a backlog, or of many that have few.
+    -- This is a loose index scan: one descent of the index reads the entries of one endpoint with a backlog, or of many that
+    -- have few.
     WITH RECURSIVE step AS (
         SELECT 0 AS ordinal, after_endpoint AS last_endpoint, NULL::int[] AS ids, NULL::timestamptz[] AS times
         UNION ALL
@@ -3129,7 +3150,7 @@ BEGIN
           FROM page) p;
 END $$;
 
--- A time as the body of a request has it.
+-- A time in the form that the body of a request has.
 CREATE OR REPLACE FUNCTION webhook.wire_time(instant timestamptz) RETURNS text
     LANGUAGE sql STABLE
     RETURN to_char(instant AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
@@ -3138,8 +3159,8 @@ CREATE OR REPLACE FUNCTION webhook.payload_size(v webhook.event) RETURNS int
     LANGUAGE sql IMMUTABLE
     RETURN coalesce(v.payload_bytes, octet_length(v.payload::text));
 
--- Of these rows, which are locked and in the order in which they are due, those that fit: each bound is exceeded by one payload
--- at most.
+-- Returns the rows that fit, of these, which are locked and in the order in which they are due: one payload at most exceeds
+-- each bound.
 CREATE OR REPLACE FUNCTION webhook.within_byte_rooms(
     row_ids tid[], sizes int[], endpoint_ids int[], byte_rooms bigint[], byte_room bigint) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -3156,10 +3177,10 @@ BEGIN
               WHERE due.bytes_before < room.bytes) fitting);
 END $$;
 
--- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and says which rows they are. Of an
--- endpoint nothing more is picked when byte_rooms[i] is full, and nothing more at all when byte_room is: each is exceeded by
--- one payload at most. The queue of an endpoint is read from positions[i]. `new_routes` are those of these endpoints whose
--- route is not the one that known_routes[i] stands for. Where breakers are locked, all of these endpoints are taken to be well.
+-- Locks at most capacities[i] due deliveries of endpoint_ids[i], the longest due first, and returns their rows. It picks no
+-- more of an endpoint when byte_rooms[i] is full, and no more at all when byte_room is: one payload at most exceeds each
+-- bound. It reads the queue of an endpoint from positions[i]. `new_routes` are the endpoints whose route is not the one that
+-- known_routes[i] stands for. If breakers are locked, it takes all of these endpoints to be well.
 CREATE OR REPLACE FUNCTION webhook.pick(
     endpoint_ids int[], capacities int[], byte_rooms bigint[], byte_room bigint, positions float8[], known_routes text[],
     our_origin text, breakers_are_locked boolean, OUT picked tid[], OUT new_routes int[])
@@ -3174,7 +3195,7 @@ DECLARE
     some_are_guarded boolean;
     breakers webhook.breaker[];
 BEGIN
-    -- A statement of their own, since one that names the table would wait for whoever has locked it.
+    -- This is a statement of its own, since one that names the table would wait for the session that has locked it.
     IF NOT breakers_are_locked THEN
         breakers := ARRAY(SELECT breaker.b
                           FROM unnest(endpoint_ids) WITH ORDINALITY AS w (endpoint_id, ordinal)
@@ -3194,7 +3215,7 @@ BEGIN
             FROM webhook.endpoint e, webhook.route_stamp(e.id, e.xmin, e.policy, e.format) route
             WHERE e.id = w.endpoint_id LIMIT 1
         ) e
-        -- Once for each endpoint, and not for each row.
+        -- OFFSET 0 computes this once for each endpoint, and not for each row.
         CROSS JOIN LATERAL (
             SELECT (breakers[w.ordinal]).state, (breakers[w.ordinal]).retries_before, (breakers[w.ordinal]).test_event_id OFFSET 0
         ) guard
@@ -3203,7 +3224,7 @@ BEGIN
                    coalesce(q.payload_bytes, (SELECT webhook.payload_size(v) FROM webhook.event v WHERE v.id = q.event_id), 0) AS bytes
             FROM webhook.delivery_queue q
             WHERE q.endpoint_id = e.id AND webhook.is_ready(q, guard.retries_before)
-              -- For the index: unless retries are brought forward, it is read no further.
+              -- These bounds limit the scan of the index, unless retries are brought forward.
               AND q.next_attempt_at >= coalesce(to_timestamp(w.position), '-infinity')
               AND q.next_attempt_at <= CASE WHEN guard.retries_before IS NULL THEN now() ELSE 'infinity' END
             ORDER BY q.next_attempt_at, q.event_id
@@ -3221,7 +3242,7 @@ BEGIN
         IF some_are_ordered THEN
             picked := webhook.set_followers_aside(picked);
         END IF;
-        -- Where all that was met had to be set aside or cancelled, what is behind it may go.
+        -- If all rows were set aside or cancelled, the deliveries behind them may go.
         EXIT WHEN cardinality(picked) > 0;
     END LOOP;
 
@@ -3231,8 +3252,8 @@ BEGIN
     END IF;
 END $$;
 
--- Where events come from, as CloudEvents say it: /webhook/<database>, or /webhook/<webhook.site>/<database>. What not every URI may
--- have is percent-encoded.
+-- The source of events in CloudEvents: /webhook/<database>, or /webhook/<webhook.site>/<database>. Characters that a URI may
+-- not have are percent-encoded.
 CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT '/webhook' || string_agg(CASE WHEN chr(b.byte) ~ '[A-Za-z0-9._~/-]' THEN chr(b.byte)
@@ -3241,7 +3262,8 @@ CREATE OR REPLACE FUNCTION webhook.event_source() RETURNS text
                  generate_series(0, octet_length(path) - 1) AS at,
                  LATERAL (SELECT get_byte(path, at) AS byte) b);
 
--- What a route is made of, by the versions of its rows: another stamp is another route. Whoever remembers a route compares.
+-- The versions of the rows that a route is made of: another stamp is another route. A sender that remembers a route compares
+-- stamps.
 CREATE OR REPLACE FUNCTION webhook.route_stamp(endpoint_id int, endpoint_version xid, policy text, format text)
     RETURNS TABLE (stamp text)
     LANGUAGE sql STABLE
@@ -3276,34 +3298,35 @@ BEGIN
                                        AND NOT starts_with(s.secret, 'hmac_')
                                      ORDER BY left(s.secret, 5), s.created_at DESC) AS secrets OFFSET 0) valid;
 END $$;
--- Senders: who delivers, and which endpoints each of them serves.
+-- Senders: which processes deliver, and which endpoints each of them serves.
 --
--- A sender is a session that claims and settles: the worker of the server, or a relay. It takes a number, signs its claims with
--- it, and holds an advisory lock on it as long as its session lasts. The session is the truth: a sender is alive while the backend
--- that it has registered, logged in as the same role, holds that lock. Anybody may take any advisory lock, so one that another
--- backend holds proves nothing.
+-- A sender is a session that claims and settles: the worker of the server, or a relay. It takes a number, signs its claims
+-- with it, and holds an advisory lock on it as long as its session lasts. The session is the truth: a sender is alive while
+-- the backend that it has registered, logged in as the same role, holds that lock. Any session may take any advisory lock, so
+-- a lock of another backend proves nothing.
 --
--- A relay that is cut off does not learn that its session has ended, and has claims in hand. So it counts as alive a little longer:
--- a relay begins a request only within webhook.longest_silence() of a question that its session has answered, by its own clock
--- (relay/src/silence.rs). A session answers nothing after its end. Whoever notices the end first notes the time, and from
--- longest_silence() after that on the relay sends nothing more; then its shares and its claims are free. That holds whatever has
--- ended the session, and whatever is between the relay and the server. A relay that is back in a new session says which run was its
--- own, and nobody waits. The worker of the server is gone when its session is.
+-- A relay that is cut off does not learn that its session has ended, and has claims in hand. So it counts as alive a little
+-- longer: a relay begins a request only within webhook.longest_silence() of a question that its session has answered, by its
+-- own clock (relay/src/silence.rs). A session answers nothing after its end. The first sender that notices the end notes the
+-- time; longest_silence() later the relay sends nothing more, and its shares and its claims are free. That holds whatever has
+-- ended the session, and whatever is between the relay and the server. A relay that is back in a new session says which run
+-- was its own, and no sender waits. The worker of the server is gone when its session is.
 --
 -- The endpoints are divided into webhook.senders shares, by the remainder of their ids. A share is a lease: it belongs to one
--- sender until that sender gives it up or its session ends, so that an endpoint has one sender at a time, which alone knows how
--- much it may send. Each sender holds its part of the shares, at most; what no living sender holds is taken by the first that
--- asks. Where webhook.senders changes, the old shares must all be given up before a new one is taken: they overlap.
+-- sender until that sender gives it up or its session ends, so that an endpoint has one sender at a time, which alone knows
+-- how much it may send. Each sender holds its part of the shares, at most; the first sender that asks takes a share that no
+-- living sender holds. If webhook.senders changes, all old shares must be given up before a sender takes a new one: they
+-- overlap.
 --
--- A sender asks for its shares again and again. Nothing is written as long as nothing changes.
+-- A sender asks for its shares again and again. It writes nothing as long as nothing changes.
 
--- The first of the two keys of that lock: "webh", so that nobody else's advisory locks are in the way.
+-- The first of the two keys of that lock: "webh", so that other people's advisory locks are not in the way.
 CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTABLE RETURN 2003133032;
 
 CREATE OR REPLACE FUNCTION webhook.longest_silence() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '2 s';
 
--- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. Somebody may
--- have locked a number, or many: the next one does as well. The tries are bounded; the next sender goes on after them.
+-- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. If
+-- somebody has locked a number, it takes the next one. The tries are bounded; the next sender goes on after them.
 CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text, earlier int[] DEFAULT '{}') RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -3351,7 +3374,7 @@ CREATE OR REPLACE FUNCTION webhook.has_session(sender_id int) RETURNS boolean
                      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                      AND l.classid = webhook.sender_lock()::oid AND l.objid = s.id::oid);
 
--- A time that lies ahead was noted before somebody set the clock back, and means nothing.
+-- A time in the future was noted before somebody set the clock back, and means nothing.
 CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM webhook.sender s
@@ -3361,7 +3384,7 @@ CREATE OR REPLACE FUNCTION webhook.is_sender_alive(sender_id int) RETURNS boolea
                                                    OR clock_timestamp() BETWEEN s.lost_at
                                                                             AND s.lost_at + webhook.longest_silence())));
 
--- Those that are alive. A transaction sees the sessions as of its first look at them, so it looks anew.
+-- The senders that are alive. A transaction sees the sessions as of its first look at them, so this looks anew.
 CREATE OR REPLACE FUNCTION webhook.living_senders() RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -3369,7 +3392,7 @@ BEGIN
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE webhook.is_sender_alive(s.id) ORDER BY s.id);
 END $$;
 
--- Notes which sessions have ended, so that their time begins to run.
+-- Notes which sessions have ended, so that the time of their senders begins to run.
 CREATE OR REPLACE FUNCTION webhook.note_lost_senders() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -3387,8 +3410,8 @@ BEGIN
     RETURN ARRAY(SELECT s.id FROM webhook.sender s WHERE s.id <> ALL (living));
 END $$;
 
--- Notes how much it has in flight, for people to see. Says what it holds of the shares and is to keep, and what it is to give
--- up as soon as it has nothing of it in flight. `total` is the number of shares that there are.
+-- Notes how many deliveries the sender has in flight, for people to see. Returns the shares that it holds and is to keep, and
+-- those that it is to give up as soon as it has nothing of them in flight. `total` is the number of all shares.
 CREATE OR REPLACE FUNCTION webhook.take_shares(sender int, in_flight int, OUT total int, OUT kept int[], OUT given_up int[])
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 #variable_conflict use_column
@@ -3427,7 +3450,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- None as long as there is a lease of another division.
+-- There is no free share as long as there is a lease of another division.
 CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS SETOF int
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -3436,7 +3459,7 @@ CREATE OR REPLACE FUNCTION webhook.free_shares(total int, living int[]) RETURNS 
                           WHERE h.sender_id = ANY (living) AND (h.number = s.number OR h.total <> free_shares.total));
     END;
 
--- The settings that a sender goes by which is not the worker, and so does not have them.
+-- The settings for a relay: only the worker has those of the server.
 CREATE OR REPLACE FUNCTION webhook.sender_settings() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -3450,8 +3473,8 @@ BEGIN
         'allow_ports', webhook.setting('allow_ports'), 'require_https', webhook.setting('require_https'));
 END $$;
 
--- Tells other senders that something was committed for them, which they cannot see by themselves: the worker does, at a pace of its
--- own, so that no emitter touches the queue of notifications, whose lock all who commit with one wait for.
+-- Tells other senders that something was committed for them, which they cannot see by themselves. The worker calls this at a
+-- pace of its own, so that no emitter touches the queue of notifications, whose lock all commits with a notification wait for.
 CREATE OR REPLACE FUNCTION webhook.ring() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -3461,19 +3484,19 @@ BEGIN
     END IF;
 END $$;
 
--- Gives up shares of which it has nothing in flight.
+-- Gives up shares that have nothing in flight.
 CREATE OR REPLACE FUNCTION webhook.release_shares(sender int, numbers int[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 BEGIN
     DELETE FROM webhook.share h WHERE h.sender_id = sender AND h.number = ANY (numbers);
 END $$;
--- Judging: what the end of an attempt means for its delivery. An outcome is judged here, once; the queue, the breaker, the
--- log, the counters and the alerts read this row.
+-- Judging: the meaning of an attempt's end for its delivery. An outcome is judged here, once; the queue, the breaker, the log,
+-- the counters and the alerts read this row.
 --
--- `failure` is the code of an attempt without an answer, or 'released' where the worker gives its claim back. These are
--- expressions that the planner puts in place: a call for each outcome would double what a success costs.
+-- `failure` is the code of an attempt without an answer, or 'released' if the worker gives its claim back. These are
+-- expressions that the planner inlines: a call for each outcome would double the cost of a success.
 
--- The code of an outcome that is no success. Where a status was read it is that, whatever came after it.
+-- The code of an outcome that is no success. If a status was read, the code is 'status', whatever came after it.
 CREATE OR REPLACE FUNCTION webhook.reason_of(status_code int, failure text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN status_code IS NOT NULL THEN 'status' WHEN failure <> 'released' THEN failure END;
@@ -3487,8 +3510,8 @@ CREATE OR REPLACE FUNCTION webhook.judgement(
         CASE WHEN verdict = 'success' THEN 'SENT'
              WHEN verdict = 'release' OR (verdict = 'retry' AND attempts < max_attempts) THEN 'PENDING'
              ELSE 'FAILED' END,
-        -- A delivery whose claim is given back keeps the time that it had. After trouble of our own a second passes, so as
-        -- not to spin.
+        -- A delivery whose claim is given back keeps the time that it had. After local trouble of the sender it waits for a
+        -- second, so that the sender does not spin.
         CASE WHEN verdict = 'release' AND failure = 'local' THEN ended_at + interval '1 s'
              WHEN verdict = 'retry' AND attempts < max_attempts
              THEN ended_at + webhook.backoff_delay(
@@ -3496,7 +3519,7 @@ CREATE OR REPLACE FUNCTION webhook.judgement(
         CASE WHEN verdict <> 'success' THEN webhook.reason_of(status_code, failure) END
     )::webhook.judgement;
 
--- `draw`, between 0 and 1, is for the jitter.
+-- `draw`, between 0 and 1, places the delay within the jitter.
 CREATE OR REPLACE FUNCTION webhook.judge(
     p webhook.policy, attempts int, max_attempts int, status_code int, failure text, retry_after_s float8,
     ended_at timestamptz, draw float8) RETURNS webhook.judgement
@@ -3521,21 +3544,21 @@ CREATE OR REPLACE FUNCTION webhook.judge_late(p webhook.policy, status_code int,
 -- An endpoint that never failed has no row, and success writes nothing as long as there is nothing to reset.
 --
 -- CLOSED counts failures: every failed attempt or, with breaker_counts = final, every delivery that has failed for
--- good. A success sets the count to 0. While it is OPEN nothing is claimed; 43_open_breaker.sql has what becomes of what is due.
+-- good. A success sets the count to 0. A sender claims nothing while it is OPEN; 43_open_breaker.sql says what becomes of due
+-- deliveries.
 --
--- The probe is a lease. Claiming it locks the row of the breaker, writes which claim it is and until when it is waited
--- for, and nobody sends another one meanwhile. Only that claim's outcome moves HALF_OPEN; what else was still under
--- way when the breaker opened changes nothing but the log. If the outcome does not come (the worker died, a person
--- cancelled the delivery), the lease runs out and another delivery is the probe; but not while the old one is still
--- SENDING, since it may just be slow: recovery ends that.
+-- The probe is a lease. Claiming it locks the row of the breaker and writes which claim it is and until when the breaker
+-- waits for it, and no sender sends another one meanwhile. Only that claim's outcome moves HALF_OPEN; the outcome of any other
+-- request that was under way when the breaker opened changes nothing but the log. If the outcome does not come (the worker
+-- died, a person cancelled the delivery), the lease runs out and another delivery is the probe; but not while the old one is
+-- still SENDING, since it may just be slow: recovery ends that.
 --
--- When the breaker closes, what has piled up must not fall upon an endpoint that has just got up: the sender begins with one
--- request at a time, and doubles that with each round.
--- `retries_before` makes retries that wait for their time due at once; written once, where an UPDATE of each of them would
--- take as long as they are many.
+-- When the breaker closes, the backlog must not overload an endpoint that has just recovered: the sender begins with one
+-- request at a time, and doubles that with each round. `retries_before` makes waiting retries due at once. It is written
+-- once; an UPDATE of each retry would take as long as they are many.
 --
--- settle() hands in the outcomes of a batch with their judgements; what each of them does to the breaker is in
--- webhook.follow(), which reads and writes nothing but its arguments.
+-- settle() hands in the outcomes of a batch with their judgements. webhook.follow() applies each of them to the breaker, and
+-- reads and writes nothing but its arguments.
 
 CREATE OR REPLACE FUNCTION webhook.cooldown(p webhook.policy, trips int) RETURNS interval
     LANGUAGE sql IMMUTABLE
@@ -3596,7 +3619,8 @@ BEGIN
         has_tripped := false;
 
         IF o.verdict = 'release' OR o.reason IN ('event_deleted', 'invalid_event') THEN
-            -- Not sent after all, so another delivery may be the probe; after trouble of our own when this one is due again.
+            -- The probe was not sent, so another delivery may be the probe; after local trouble of the sender, when this one
+            -- is due again.
             IF is_probe THEN
                 b.state := 'OPEN';
                 b.probe_at := coalesce(o.next_attempt_at, o.ended_at);
@@ -3628,7 +3652,7 @@ BEGIN
                 IF p.failure_threshold > 0 THEN
                     b := webhook.opened(b, p, o.ended_at);
                 ELSE
-                    -- Switched off meanwhile: closed, with the failures that it had.
+                    -- The policy has switched the breaker off meanwhile: it is closed, and keeps its count of failures.
                     b := webhook.closed(b, o.ended_at, b.consecutive_failures);
                     alerts := alerts || webhook.alert_about(b.endpoint_id, 'closed', NULL, NULL, is_own);
                 END IF;
@@ -3666,8 +3690,8 @@ CREATE OR REPLACE FUNCTION webhook.is_at_rest(b webhook.breaker) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN b.state = 'CLOSED' AND b.consecutive_failures = 0 AND b.test_event_id IS NULL;
 
--- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. Nobody is waited for: it returns
--- the endpoints that somebody has locked, or whose breaker, and has done nothing about them.
+-- Moves the breakers along the outcomes of a batch, disables endpoints, and leaves alerts. It waits for no lock: it does
+-- nothing about endpoints that somebody has locked, or whose breaker, and returns them.
 CREATE OR REPLACE FUNCTION webhook.move_breakers(outcomes webhook.outcome[]) RETURNS int[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -3692,7 +3716,7 @@ BEGIN
         RETURN locked;
     END IF;
 
-    -- The endpoint is locked too where an outcome may disable it, or a test may enable it.
+    -- This locks the endpoint too if an outcome may disable it, or a test may enable it.
     FOR guarded IN
         SELECT batch.endpoint_id, batch.outcomes, rule.policy, breaker.row AS breaker, endpoint.disabled_reason,
                (rule.may_switch AND endpoint.id IS NULL)
@@ -3746,7 +3770,7 @@ BEGIN
         opened_at = excluded.opened_at, trips = excluded.trips, probe_at = excluded.probe_at,
         probe_event_id = excluded.probe_event_id, probe_claim_seq = excluded.probe_claim_seq,
         retries_before = excluded.retries_before,
-        -- A row that was not there has been made by a test since.
+        -- A test has made the row since, if it was not there before.
         test_event_id = CASE WHEN old.endpoint_id = ANY (first_failed) THEN old.test_event_id ELSE excluded.test_event_id END
     WHERE old IS DISTINCT FROM excluded;
 
@@ -3764,10 +3788,10 @@ BEGIN
                           AND q.claim_seq = b.probe_claim_seq AND q.status = 'SENDING');
 END $$;
 
--- Where pick() finds the deliveries that go out although nothing else may: one probe for each breaker that is due
--- for it, and tests. The probe is what has waited longest, retries that wait for their time included; not what has to wait for
--- its turn or was superseded. Of that no more than a page is passed over, and then set aside or cancelled as in pick(), so that
--- the next call gets further.
+-- Finds the deliveries that go out although nothing else may, for pick(): one probe for each breaker that is due for it, and
+-- tests. The probe is the delivery that has waited longest, retries before their time included; but none that has to wait for
+-- its turn or was superseded. It passes over no more than a page of those, and then sets them aside or cancels them as pick()
+-- does, so that the next call gets further.
 CREATE OR REPLACE FUNCTION webhook.pick_exceptions(endpoint_ids int[], our_origin text) RETURNS tid[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -3865,26 +3889,26 @@ BEGIN
 END $$;
 -- Settling: what becomes of a delivery when its attempt has ended.
 --
--- The worker hands in a batch of outcomes. Each is applied only while the delivery is still SENDING under the claim that it
--- belongs to: a person may have cancelled or requeued it meanwhile, another worker may have claimed it again, and a late
--- result must not overwrite what they did; it is only logged. A batch that is settled twice changes nothing the second
--- time. Nobody is waited for: where somebody has locked the delivery, or the breaker or endpoint that the outcome may
--- change, the outcome is handed back, and the worker brings it again.
+-- The worker hands in a batch of outcomes. An outcome is applied only while the delivery is still SENDING under the claim of
+-- that outcome: a person may have cancelled or requeued it meanwhile, another worker may have claimed it again, and a late
+-- result must not overwrite their changes; it is only logged. A batch that is settled twice changes nothing the second time.
+-- settle() waits for no lock: if somebody has locked the delivery, or the breaker or endpoint that the outcome may change, it
+-- hands the outcome back, and the worker brings it again.
 --
--- A batch gives what its outcomes would give one by one in the order in which they ended, however they were gathered.
+-- A batch has the same effect as its outcomes one by one in the order in which they ended, however they were gathered.
 --
 -- Rows are found by their keys one by one (LATERAL, LIMIT) and then by their ctids, so that a plan made while the queue was
--- empty never reads all of it. They are locked by the first statement, so they stay where they are for the others.
+-- empty never reads all of it. The first statement locks them, so they stay where they are for the others.
 
--- Events of the extension itself: alerts and tests.
+-- Whether it is an event of the extension itself: an alert or a test.
 CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN event_type LIKE 'webhook.%';
 
--- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose
--- outcomes are handed back; what was finished, for webhook.add_figures(), as arrays of endpoint, status, latency class, deliveries,
--- those that were retried, and their retries; and the earliest time of what may be claimed again or has its turn now, for the
--- position of its endpoint. `is_plain`: nothing has changed but that these deliveries were sent.
+-- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose outcomes
+-- are handed back; the finished deliveries for webhook.add_figures(), as arrays of endpoint, status, latency class,
+-- deliveries, deliveries that were retried, and their retries; and for the position of each endpoint, the earliest time of a
+-- delivery that may be claimed again or has its turn now. `is_plain`: nothing has changed but that these deliveries were sent.
 CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
@@ -3920,7 +3944,7 @@ BEGIN
         WHERE settled IS NULL OR o.ordinal <> ALL (settled);
     END IF;
 
-    -- Read each policy once. The endpoints are in order, so that a search by halves finds the policy of an outcome: a join
+    -- This reads each policy once. The endpoints are in order, so that a binary search finds the policy of an outcome: a join
     -- without an index would compare every outcome with every endpoint.
     SELECT array_agg(id ORDER BY id), array_agg(shared.policy ORDER BY id) INTO endpoints, policies
     FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(batch.endpoint_id) AS endpoint_ids
@@ -3967,7 +3991,7 @@ BEGIN
         OFFSET 0
     ) j;
 
-    -- Move the breakers. Most batches are successes of endpoints that are well, and change nothing there.
+    -- Most batches are successes of endpoints that are well, and move no breaker.
     IF NOT all_succeeded
        OR EXISTS (SELECT FROM webhook.breaker b WHERE b.endpoint_id = ANY (endpoint_ids) AND NOT webhook.is_at_rest(b)) THEN
         handed_back := webhook.move_breakers(outcomes);
@@ -3982,8 +4006,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- What is finished leaves the queue, and is counted. In one statement, since the turn of an ordering key passes on at the
-    -- end of it, and stays with a dead letter under on_blocked = wait.
+    -- Finished deliveries leave the queue and are counted, in one statement: at its end the turn of an ordering key passes on,
+    -- or stays with a dead letter under on_blocked = wait.
     WITH finished AS (
         DELETE FROM webhook.delivery_queue q USING unnest(outcomes) AS o
         WHERE q.ctid = o.row_id AND o.status <> 'PENDING'
@@ -4013,7 +4037,8 @@ BEGIN
         RETURN;
     END IF;
 
-    -- What failed and has an attempt left waits for it; one that failed by trouble of our own does not count.
+    -- A delivery that failed and has an attempt left waits for it; an attempt that failed by local trouble of the sender does
+    -- not count.
     UPDATE webhook.delivery_queue q
     SET status = 'PENDING', wait_reason = 'retry', claimed_at = NULL, claimed_by = NULL,
         attempts = CASE o.verdict WHEN 'release' THEN q.attempts - 1 ELSE q.attempts END,
@@ -4022,7 +4047,7 @@ BEGIN
     FROM unnest(outcomes) AS o
     WHERE q.ctid = o.row_id AND o.status = 'PENDING' AND o.reason IS NOT NULL;
 
-    -- A claim that was given back is as if it had never been made.
+    -- A claim that was given back leaves the delivery as if it had never been made.
     UPDATE webhook.delivery_queue q
     SET status = 'PENDING', claimed_at = NULL, claimed_by = NULL, attempts = q.attempts - 1
     FROM unnest(outcomes) AS o
@@ -4049,9 +4074,9 @@ BEGIN
        OR (o.verdict = 'success' AND o.keep_sent AND (logs_success OR o.event_type = 'webhook.test'))
     ON CONFLICT DO NOTHING;
 
-    -- And what came too late; but not an outcome that was applied before and comes again, because a sender did not learn that
-    -- its commit had succeeded. Whoever redacts its event waits for this lock, and finds the excerpt; a redacted event gets
-    -- none.
+    -- The log has late outcomes too; but not one that was applied before and comes again because a sender did not learn that
+    -- its commit had succeeded. A session that redacts the event waits for this lock, and finds the excerpt; a redacted event
+    -- gets none.
     INSERT INTO webhook.attempt
         (event_id, endpoint_id, claim_seq, verdict, status_code, reason, error, response_excerpt, duration_ms, finished_at)
     SELECT o.event_id, o.endpoint_id, o.claim_seq, o.verdict, o.status_code, o.reason, o.error,
@@ -4078,7 +4103,7 @@ BEGIN
     WHERE o.status = 'FAILED' AND NOT webhook.is_own(o.event_type)
     GROUP BY o.endpoint_id;
 
-    -- Under keep_sent = false nothing stays of a delivery that was sent, nor of its event if that was the last one.
+    -- Under keep_sent = false a sent delivery is deleted, and its event too if no other delivery needs it.
     IF NOT all_are_kept THEN
         PERFORM webhook.forget(array_agg(o.event_id), array_agg(o.endpoint_id), 'infinity')
         FROM unnest(outcomes) AS o
@@ -4087,17 +4112,17 @@ BEGIN
         HAVING count(*) > 0;
     END IF;
 END $$;
--- Successes of endpoints that are well: most of what there is to settle. Nothing is judged, no breaker moves and nothing is
--- logged, so one statement does it; webhook.settle() has the rest.
+-- Successes of endpoints that are well: most of what there is to settle. They need no judgement, move no breaker and are not
+-- logged, so one statement settles them; webhook.settle() does the rest.
 
--- Moves deliveries into the history, of endpoints of which this batch has only successes, whose breakers are at rest, and whose
--- policies keep what was sent. Says which of the outcomes are settled by that and what was finished, as webhook.settle() does.
--- What somebody has locked, what came late, tests, and deliveries with an ordering key are not settled.
+-- Moves deliveries into the history if this batch has only successes of their endpoint, its breaker is at rest, and its policy
+-- keeps sent deliveries. Returns the outcomes that this settles and the finished deliveries, as webhook.settle() does. It does
+-- not settle locked rows, late outcomes, tests, and deliveries with an ordering key.
 --
--- No row is locked first: nobody but the claim has written it where xmax is empty, or the claim's own lock, which has the xid
+-- It locks no row first: only the claim has written the row if xmax is empty, or is the claim's own lock, which has the xid
 -- that also made this version of the row. If somebody takes the row between the look and the DELETE, the DELETE waits, at most
--- for lock_timeout, and then meets another version or none; so the counts differ, and the sender begins anew. That saves 56 bytes
--- of WAL a row, and a scan by ctid for each.
+-- for lock_timeout, and then meets another version or none; so the counts differ, and the sender begins anew. This saves 56
+-- bytes of WAL a row, and a scan by ctid for each.
 CREATE OR REPLACE FUNCTION webhook.settle_successes(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], durations_ms int[],
     ages_ms float8[], OUT settled bigint[], OUT finished jsonb)
@@ -4157,8 +4182,8 @@ BEGIN
 END $$;
 -- While a breaker is open: its endpoint's deliveries wait, unless the policy says otherwise.
 
--- When to look again at an endpoint that has a breaker to follow; null where only somebody's commit or an outcome can
--- change that. `turns_away`: deliveries that are due do not wait meanwhile, and webhook.turn_away() takes care of them.
+-- When to look again at an endpoint that has a breaker to follow; null if only a commit or an outcome can change that.
+-- `turns_away`: due deliveries do not wait meanwhile, and webhook.turn_away() takes care of them.
 CREATE OR REPLACE FUNCTION webhook.next_look_at_breaker(b webhook.breaker, is_served boolean, policy_name text, first_due timestamptz,
                                            OUT due_at timestamptz, OUT turns_away boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -4177,7 +4202,7 @@ BEGIN
     ELSIF b.state = 'CLOSED' THEN
         due_at := CASE WHEN b.retries_before IS NULL THEN first_due ELSE least(first_due, now()) END;
     ELSIF webhook.probe_is_due(b) THEN
-        -- A retry may be the probe before its time. It is looked for where nothing is due, or the search would go through
+        -- A retry may be the probe before its time. This looks for one only if nothing is due, or the search would go through
         -- the whole backlog.
         due_at := CASE WHEN first_due <= now() THEN first_due
                        WHEN EXISTS (SELECT FROM webhook.delivery_queue q
@@ -4196,14 +4221,15 @@ BEGIN
     due_at := least(due_at, test_due_at);
 END $$;
 
--- `skip` cancels a due delivery that was emitted since the breaker opened, and since then neither tried nor asked for by a person,
--- who wants it sent.
+-- `skip` cancels a due delivery that was emitted after the breaker opened, unless it was tried since, or a person asked for
+-- it.
 CREATE OR REPLACE FUNCTION webhook.is_skipped(created_at timestamptz, wait_reason text, opened_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN created_at >= opened_at AND wait_reason = 'new';
 
--- While a breaker is not closed: `skip` cancels what was emitted since it opened and holds the rest, `fail` fails
--- whatever is due, and `attempt` takes one attempt off it, without sending anything. At most that many in all; says how many.
+-- Handles due deliveries while a breaker is not closed: `skip` cancels those that were emitted since it opened and holds the
+-- rest, `fail` fails them, and `attempt` takes one attempt off them, without sending anything. It handles at most that many in
+-- all, and returns how many.
 CREATE OR REPLACE FUNCTION webhook.turn_away(endpoint_ids int[], page_size int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -4268,8 +4294,8 @@ BEGIN
     RETURN turned_away;
 END $$;
 
--- Fails what is not worth sending any more (expires_at), whatever the state of its endpoint; nothing claims it meanwhile. At
--- most that many; says how many.
+-- Fails deliveries whose expires_at has passed, whatever the state of their endpoint; no sender claims them meanwhile. Fails
+-- at most that many, and returns how many.
 CREATE OR REPLACE FUNCTION webhook.expire_overdue(page_size int) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -4286,8 +4312,8 @@ BEGIN
     RETURN coalesce(expired, 0);
 END $$;
 
--- Fails what has been due for longer than the policy's hold_for while its endpoint was open, paused or disabled for as
--- long. At most that many in all; says how many.
+-- Fails deliveries that have been due for longer than the policy's hold_for while their endpoint was open, paused or disabled
+-- for as long. Fails at most that many in all, and returns how many.
 CREATE OR REPLACE FUNCTION webhook.expire_kept_back(page_size int) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -4313,31 +4339,32 @@ BEGIN
     RETURN coalesce(expired, 0);
 END $$;
 
--- Both, a page of each; says how many.
+-- Does both, a page of each; returns how many deliveries failed.
 CREATE OR REPLACE FUNCTION webhook.expire_waiting(page_size int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN webhook.expire_overdue(page_size) + webhook.expire_kept_back(page_size);
 END $$;
--- The exchange: a sender hands in what has ended and gets what to send next, in one transaction and one call.
+-- The exchange: a sender hands in outcomes and gets the deliveries to send next, in one transaction and one call.
 --
--- Settling comes first, so that a breaker that opens keeps back what would have been claimed, and one that closes lets it go.
+-- Settling comes first, so that a breaker that opens keeps deliveries back before they are claimed, and one that closes lets
+-- them go.
 
--- Outcomes as webhook.settle() takes them, then the endpoints that are asked about, each with its position, and then wishes as
--- webhook.pick() takes them, for the first of these endpoints; each may be empty. The last `asked_for_outcomes` endpoints are asked
--- about only because of their outcomes, which need not be where these have changed nothing. Each row is a claim, but for the last,
--- which has only the report:
+-- The parameters are outcomes as webhook.settle() takes them, then the endpoints that the sender asks about, each with its
+-- position, and then wishes as webhook.pick() takes them, for the first of these endpoints; each may be empty. The last
+-- `asked_for_outcomes` endpoints are there only because of their outcomes, and are left out if these have changed nothing.
+-- Each row is a claim, but for the last, which has only the report:
 --
 --   locked    outcomes that are handed back, as [event, endpoint, claim_seq]
---   finished  what webhook.add_figures() is told later, as [endpoint, status, latency class, deliveries, retried, retries]
+--   finished  deliveries for webhook.add_figures() later, as [endpoint, status, latency class, deliveries, retried, retries]
 --   routes    how to reach the endpoints of the claims, but for those whose route is the one that known_routes stands for
---   due       of each endpoint that is asked about, when to ask again
+--   due       for each endpoint that the sender asks about, when to ask again
 --
 -- An attempt is counted when it is claimed and not when it ends, so that a delivery that kills its worker runs out of attempts.
--- The payload is null where somebody has deleted or redacted the event.
+-- The payload is null if somebody has deleted or redacted the event.
 --
--- Where somebody has locked the table of breakers (VACUUM FULL does), a sender asks with `breakers_are_locked` for endpoints that it
--- knows to be well, and hands nothing in. Such a call reads no breaker, so nothing is due by it either.
+-- If somebody has locked the table of breakers (VACUUM FULL does), a sender asks with `breakers_are_locked` for endpoints that
+-- it knows to be well, and hands nothing in. Such a call reads no breaker, so it returns nothing due either.
 CREATE OR REPLACE FUNCTION webhook.exchange(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
@@ -4384,7 +4411,7 @@ BEGIN
         claims := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
                                known_routes, our_origin, breakers_are_locked);
         IF cardinality(claims.picked) > 0 THEN
-            -- They are locked, so they keep their ctids.
+            -- The rows are locked, so they keep their ctids.
             RETURN QUERY
             WITH claimed AS (
                 UPDATE webhook.delivery_queue q
@@ -4415,11 +4442,11 @@ BEGIN
 END $$;
 -- Recovery: a claim whose worker is gone, or has forgotten it, goes back to the queue.
 --
--- The queue is read in pages, by its primary key: page after page when a sender has died, which its row in webhook.sender
--- tells, and otherwise a page now and then, for claims that a restore has brought or that nobody remembers.
+-- Recovery reads the queue in pages, by its primary key: page after page when a sender has died, as its row in webhook.sender
+-- tells, and otherwise a page now and then, for claims that a restore has brought or that no sender remembers.
 
--- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. With none
--- left the delivery has failed. Says how many of the rows somebody has locked.
+-- Puts back claims whose worker is gone: the attempt stays counted, since the request may have arrived. A delivery with no
+-- attempt left fails. Returns how many of the rows somebody has locked.
 CREATE OR REPLACE FUNCTION webhook.release_lost(
     event_ids uuid[], endpoint_ids int[], OUT released bigint, OUT failed bigint, OUT locked bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -4450,7 +4477,7 @@ BEGIN
     failed := webhook.fail_queued(spent_event_ids, spent_endpoint_ids, 'worker_lost');
 END $$;
 
--- The claims on the next page of the queue; the end of the queue is null, as is its beginning.
+-- The claims on the next page of the queue; null is the beginning of the queue, and the end.
 CREATE OR REPLACE FUNCTION webhook.next_claims(
     INOUT after_event uuid, INOUT after_endpoint int, page_size int,
     OUT event_ids uuid[], OUT endpoint_ids int[], OUT claimants int[], OUT claim_times timestamptz[])
@@ -4470,13 +4497,13 @@ BEGIN
     FROM page p WHERE p.status = 'SENDING';
 END $$;
 
--- After the clock was set back, deliveries that were emitted before would wait for as long as the step was: they are due now
--- instead, and retries after their delay; a time that the emitter chose stays. The ids of events begin with the time, so the
--- primary key has these deliveries last; at other times there are none.
+-- After somebody has set the clock back, deliveries that were emitted before would wait for as long as the step was. This
+-- makes them due now, and retries after their delay; a time that the emitter chose stays. The ids of events begin with the
+-- time, so the primary key has these deliveries last; at other times there are none.
 CREATE OR REPLACE FUNCTION webhook.follow_clock(page_size int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    -- Clocks are set by less than that all the time.
+    -- Smaller steps of the clock are normal.
     future CONSTANT timestamptz := now() + interval '10 s';
 BEGIN
     WITH ahead AS MATERIALIZED (
@@ -4492,9 +4519,9 @@ BEGIN
     FROM ahead WHERE q.ctid = ahead.row_id;
 END $$;
 
--- Of a page of the queue, releases at once what a dead sender had claimed, and after webhook.stale_after what this one has claimed,
--- but for what it knows to be in flight: that may have been claimed in a session that it has lost. Says how many of them somebody
--- has locked, they need another call, and where the next page begins: null is the beginning, and the end.
+-- Releases claims on a page of the queue: those of a dead sender at once, and those of this sender after webhook.stale_after,
+-- unless it knows them to be in flight; it may have claimed them in a session that it has lost. Returns how many of them
+-- somebody has locked, which need another call, and where the next page begins: null is the beginning, and the end.
 CREATE OR REPLACE FUNCTION webhook.recover(
     instance int, in_flight_event_ids uuid[], in_flight_endpoint_ids int[],
     INOUT after_event uuid DEFAULT NULL, INOUT after_endpoint int DEFAULT NULL, page_size int DEFAULT 2000,
@@ -4512,7 +4539,7 @@ BEGIN
     recover.after_event := page.after_event;
     recover.after_endpoint := page.after_endpoint;
 
-    -- A transaction sees the sessions as of its first look at them; that must not be one before the claims were read.
+    -- A transaction sees the sessions as of its first look at them; this look must come after the claims were read.
     PERFORM pg_stat_clear_snapshot();
     SELECT array_agg(other.id) INTO dead_senders
     FROM (SELECT DISTINCT claimant AS id FROM unnest(page.claimants) AS claimant WHERE claimant <> instance) other
@@ -4531,8 +4558,8 @@ BEGIN
     PERFORM webhook.follow_clock(page_size);
 END $$;
 
--- Ends what still waits for endpoints that were removed, as its removal says: at most that many deliveries, of the next endpoints, in
--- all. Says how many, and after which endpoint to go on; 0 is the beginning.
+-- Ends waiting deliveries of endpoints that were removed, as the removal says: at most that many in all, of the next
+-- endpoints. Returns how many, and after which endpoint to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.end_orphans(INOUT after_endpoint int, page_size int, OUT ended bigint)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -4543,7 +4570,7 @@ BEGIN
              + coalesce(webhook.fail_queued(orphans.failed_events, orphans.failed_endpoints, 'endpoint_removed'), 0);
     UPDATE webhook.removed_endpoint r SET ended_at = now()
     WHERE r.id = ANY (orphans.cancelled_endpoints || orphans.failed_endpoints);
-    -- After a full page there may be more of the same.
+    -- After a full page the same endpoint may have more.
     after_endpoint := CASE WHEN ended < page_size THEN coalesce(orphans.next_endpoint, 0) ELSE after_endpoint END;
 END $$;
 
@@ -4574,9 +4601,9 @@ BEGIN
           ) q
           LIMIT page_size) o;
 END $$;
--- The manual path: people repair deliveries with UPDATE webhook.delivery, and these triggers make it right
--- whoever writes it. The engine names the leaves and keeps the rules itself; it runs as webhook_owner, and
--- nobody else can. A superuser who edits by hand is a person too.
+-- The manual path: people repair deliveries with UPDATE webhook.delivery, and these triggers make the row consistent, whoever
+-- writes it. The engine writes the leaves and keeps the rules itself; it runs as webhook_owner, and nobody else can. A
+-- superuser who edits by hand is a person too.
 
 CREATE OR REPLACE FUNCTION webhook.manual_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -4592,8 +4619,8 @@ BEGIN
                   HINT = 'Emit a new event with webhook_emit() instead.';
     END IF;
 
-    -- The time that a person chose is brought forward neither when a breaker closes nor by a probe. Infinity parks the delivery,
-    -- and any time releases it.
+    -- Neither a breaker that closes nor a probe brings a time forward that a person chose. Infinity parks the delivery, and
+    -- any other time releases it.
     IF NEW.next_attempt_at <> OLD.next_attempt_at OR NEW.next_attempt_at = 'infinity' THEN
         NEW.wait_reason := CASE WHEN NEW.next_attempt_at = 'infinity' THEN 'parked' ELSE 'scheduled' END;
         NEW.next_attempt_at := CASE WHEN NEW.next_attempt_at = 'infinity' THEN clock_timestamp()
@@ -4602,12 +4629,12 @@ BEGIN
     END IF;
 
     IF NEW.status = OLD.status THEN
-        -- Attempts set back to 0: from the start, so now.
+        -- Attempts set back to 0 mean a new start, so the delivery is due now.
         IF NEW.status = 'PENDING' AND NEW.attempts = 0 AND OLD.attempts > 0 AND NOT has_chosen THEN
             NEW.next_attempt_at := now();
             NEW.wait_reason := 'replayed';
         END IF;
-        -- Without the key there is nothing to wait for, and with another one it is the claim that knows.
+        -- Without the key there is nothing to wait for, and with another key the claim decides.
         IF NEW.ordering_key IS DISTINCT FROM OLD.ordering_key THEN
             NEW.waits_for := NULL;
         END IF;
@@ -4618,7 +4645,7 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Leave it out: .. AND endpoint_id IN (SELECT id FROM webhook.endpoint).';
         END IF;
-        -- Sent again from the start, now, unless the writer says otherwise.
+        -- The delivery starts anew, now, unless the writer says otherwise.
         written := NEW;
         written.status := OLD.status;
         again := webhook.requeued(written);
@@ -4680,11 +4707,11 @@ CREATE OR REPLACE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.deliver
 CREATE OR REPLACE TRIGGER refuse_update_of_leaf BEFORE UPDATE ON webhook.dead_letter
     FOR EACH STATEMENT WHEN (CURRENT_USER <> 'webhook_owner')
     EXECUTE FUNCTION webhook.refuse_update_of_leaf();
--- Figures: what senders tried and what they finished, counted in webhook.stat by endpoint and time, so that a figure is right
--- whatever history is kept, and costs the same whatever its size. Endpoint 0 stands for all of them.
+-- Figures: attempts and finished deliveries, counted in webhook.stat by endpoint and time, so that a figure is right whatever
+-- history is kept, and costs the same whatever its size. Endpoint 0 stands for all of them.
 --
 -- A sender counts in memory, and adds its counts every few seconds and not with every batch: under a snapshot that somebody
--- holds for hours, each update of a row is a version more that every later one has to pass.
+-- holds for hours, each update of a row makes a version that every later one has to pass.
 
 -- Latencies are counted in classes, eight to a doubling: class c is from 2^(c/8) to 2^((c+1)/8) milliseconds, so a percentile
 -- read from them is at most 9% too high. engine/src/figures.rs has the same rule.
@@ -4717,8 +4744,8 @@ CREATE OR REPLACE FUNCTION webhook.latency_percentile(latencies jsonb, share num
                   FROM jsonb_each_text(latencies) AS e (class, number)) climbing
             WHERE climbing.so_far >= share * climbing.number);
 
--- Adds counts: an array of objects that are called like the columns of webhook.stat, one for each endpoint. All who add go by
--- the same order of rows, so that nobody waits for one who waits.
+-- Adds counts: an array of objects that have the columns of webhook.stat as keys, one for each endpoint. All senders write the
+-- rows in the same order, so that there is no deadlock.
 CREATE OR REPLACE FUNCTION webhook.count_figures(figures jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
@@ -4759,25 +4786,25 @@ BEGIN
         last_sent_at = coalesce(excluded.last_sent_at, s.last_sent_at);
 END $$;
 
--- It waits for no lock for long: the sender brings its counts again.
+-- It waits only briefly for a lock: the sender brings its counts again.
 CREATE OR REPLACE FUNCTION webhook.add_figures(figures jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250 ms' AS $$
 BEGIN
     PERFORM webhook.count_figures(figures);
 END $$;
--- Alerts: what happens to an endpoint, or to a metric, that somebody should know about.
+-- Alerts: events in the life of an endpoint or a metric that somebody should know about.
 --
--- Functions that move breakers and deliveries, or look at metrics, leave a row in webhook.alert, in their own transaction. Telling is another
--- transaction, of the worker, at most once a second: a NOTIFY takes a lock of the whole server at its commit, and
--- trouble with telling must not keep deliveries back. The rows go with the telling, so each is told once.
+-- Functions that move breakers and deliveries, or look at metrics, leave a row in webhook.alert, in their own transaction. The
+-- worker raises them in another transaction, at most once a second: a NOTIFY takes a lock of the whole server at its commit,
+-- and trouble with alerts must not keep deliveries back. The same transaction deletes the rows, so each alert is raised once.
 --
--- An alert is told three times: a NOTIFY on webhook_alert, a WARNING in the log, and an event to the endpoints that
--- subscribe to webhook.* by name. Every role may LISTEN, so the NOTIFY says what happened to which number, and nothing that
--- the application has given us; those who may read look the number up. Never in a loop: an endpoint gets no event about itself, and the delivery of an event of
--- ours, whatever becomes of it, causes no other one. That it failed is no alert at all; that it opened a breaker is told by
--- NOTIFY and in the log.
+-- An alert is raised in three ways: a NOTIFY on webhook_alert, a WARNING in the log, and an event to the endpoints that
+-- subscribe to webhook.* by name. Every role may LISTEN, so the NOTIFY has the kind of alert and ids, and no value that the
+-- application has given us; roles that may read look the ids up. There is no loop: an endpoint gets no event about itself, and
+-- the delivery of an event of the extension never causes another event. Its failure raises no alert at all; if it opens a
+-- breaker, only NOTIFY and the log tell.
 
--- The event for an alert, for all who want it but the endpoint it is about; none where nobody does.
+-- Emits the event of an alert to all endpoints that want it but the one it is about; none if no endpoint wants it.
 CREATE OR REPLACE FUNCTION webhook.emit_alert(about_id int, about_tenant text, new_event_id uuid, type text, payload jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -4789,8 +4816,8 @@ BEGIN
     END IF;
 END $$;
 
--- Tells what there is to tell, of at most that many rows, deliveries that failed counted together for each endpoint; what
--- comes back is for the log.
+-- Raises the alerts of at most that many rows; failed deliveries are counted together for each endpoint. Returns lines for the
+-- log.
 CREATE OR REPLACE FUNCTION webhook.raise_alerts(page_size int DEFAULT 500) RETURNS TABLE (message text, hint text)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -4814,7 +4841,7 @@ BEGIN
         )
         SELECT webhook.new_id() AS id, c.*, about.address, about.tenant, about.metadata
         FROM counted c
-        -- Also of an endpoint that was removed since.
+        -- The endpoint may have been removed since.
         CROSS JOIN LATERAL (
             SELECT webhook.address(e.tenant, e.name), e.tenant, e.metadata FROM webhook.endpoint e WHERE e.id = c.endpoint_id
             UNION ALL
@@ -4839,7 +4866,7 @@ BEGIN
                                             ELSE payload - 'metadata' END);
         END IF;
 
-        -- With its id: of two that are alike in all else the server would send one.
+        -- The id makes each payload different: the server sends equal notifications of a transaction only once.
         PERFORM pg_notify('webhook_alert', jsonb_strip_nulls(jsonb_build_object(
             'id', alert.id, 'type', event_type, 'endpoint_id', nullif(alert.endpoint_id, 0), 'metric', alert.metric,
             'deliveries', payload -> 'deliveries', 'at', alert.raised_at))::text);
@@ -4851,7 +4878,8 @@ BEGIN
             WHEN 'opened' THEN format('circuit breaker opened: %s', alert.error)
             WHEN 'closed' THEN 'circuit breaker closed'
             WHEN 'disabled' THEN format('disabled (%s): %s', alert.reason, alert.error)
-            WHEN 'failed' THEN format('%s more deliveries failed, the last: %s', alert.deliveries, alert.error)
+            WHEN 'failed' THEN format('%s since the last alert, the last: %s',
+                CASE alert.deliveries WHEN 1 THEN 'a delivery failed' ELSE alert.deliveries || ' deliveries failed' END, alert.error)
             WHEN 'raised' THEN format('alert: %s', alert.error)
             WHEN 'cleared' THEN format('alert is over: %s', alert.error)
         END;
@@ -4869,18 +4897,17 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
--- Retention: rows that nobody needs any more go, a little at a time.
+-- Retention: the worker deletes rows that nobody needs any more, a little at a time.
 --
 -- A finished delivery goes webhook.retention_sent after it was SENT or CANCELLED, webhook.retention_failed after it has
--- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it,
--- whether they are gone or there never was one; -1 keeps for ever. The worker calls these functions between its turns,
--- each call a short transaction that reads a bounded number of rows by an index, and waits for nobody: what somebody has
--- locked is passed over and found by a later sweep. An idempotency key goes when webhook.idempotency_window is over, whatever
--- has become of its event.
+-- FAILED, and its attempts with it. An event goes when it is older than webhook.retention_sent and no delivery has it, whether
+-- they are gone or there never was one; -1 keeps for ever. The worker calls these functions between its turns. Each call is a
+-- short transaction that reads a bounded number of rows by an index, and waits for no lock: it passes over a locked row, and a
+-- later sweep finds it. An idempotency key goes when webhook.idempotency_window is over, even if its event is still there.
 --
--- No event goes that is needed again. Whoever moves a delivery deletes and inserts it in one transaction, so in any one
--- snapshot it is in exactly one leaf, and a single statement looks into all of them. Whoever
--- makes a delivery for an event that has none, as 57_backfill.sql does, locks the event first, or it may just have gone.
+-- No event goes that is needed again. A function that moves a delivery deletes and inserts it in one transaction, so in any
+-- one snapshot it is in exactly one leaf, and a single statement looks into all of them. A function that makes a delivery for
+-- an event that has none, as 57_backfill.sql does, locks the event first, or the event may just have gone.
 --
 -- As in 34_claim.sql the plans are fixed; OFFSET 0 keeps the planner from turning an EXISTS into a join the wrong way round.
 
@@ -4888,10 +4915,10 @@ CREATE OR REPLACE FUNCTION webhook.first_id(emitted_at timestamptz) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN (lpad(to_hex(greatest(0, floor(extract(epoch FROM emitted_at) * 1000))::bigint), 12, '0') || repeat('0', 20))::uuid;
 
--- One step: looks at no more than that many sent deliveries, dead letters, events and keys, each kind from where the last step
--- has come to. `more`: one kind had as many as asked for, so there may be others; `behind`: that many of one kind had to go. Each
--- kind has its own limit, or a steady flow of one would keep the others for ever. Where the step has come to is only a short cut past rows that are deleted and
--- not yet vacuumed, and past old events that are still needed: null is the beginning.
+-- Does one step: looks at no more than that many sent deliveries, dead letters, events and keys, each kind from the position
+-- of the last step. `more`: one kind had as many as asked for, so there may be others; `behind`: that many of one kind had to
+-- go. Each kind has its own limit, or a steady flow of one would keep the others for ever. A position is only a short cut past
+-- rows that are deleted and not yet vacuumed, and past old events that are still needed: null is the beginning.
 CREATE OR REPLACE FUNCTION webhook.expire(
     step int, INOUT sent_from timestamptz, INOUT failed_from timestamptz, INOUT event_after uuid, INOUT key_from timestamptz,
     OUT more boolean, OUT behind boolean)
@@ -4900,7 +4927,7 @@ CREATE OR REPLACE FUNCTION webhook.expire(
 DECLARE
     sent_before timestamptz := now() - nullif(webhook.setting('retention_sent'), '-1')::interval;
     failed_before timestamptz := now() - nullif(webhook.setting('retention_failed'), '-1')::interval;
-    tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own, when it has seen the outcome
+    tests_before timestamptz := now() - interval '1 min';    -- webhook_test() removes its own event when it has seen the outcome
     key_before timestamptz := now() - webhook.setting('idempotency_window')::interval;
     sent int := 0;
     failed int := 0;
@@ -4909,10 +4936,10 @@ DECLARE
     event_ids uuid[];
     endpoint_ids int[];
 BEGIN
-    -- Rows that a crash brings back go once more.
+    -- If a crash brings rows back, a later step deletes them again.
     PERFORM set_config('synchronous_commit', 'off', true);
 
-    -- Where nobody has heard of any endpoint, a restore is under way.
+    -- If there is no endpoint and none was removed, a restore is under way.
     IF EXISTS (SELECT FROM webhook.endpoint) OR EXISTS (SELECT FROM webhook.removed_endpoint) THEN
         WITH gone AS (
             DELETE FROM webhook.delivery_history
@@ -4944,7 +4971,7 @@ BEGIN
         PERFORM webhook.forget(event_ids, endpoint_ids, sent_before);
     END IF;
 
-    -- Events that went with no delivery of theirs.
+    -- These events have no delivery whose end would delete them.
     event_ids := ARRAY(
         SELECT v.id FROM webhook.event v
         WHERE v.id > coalesce(event_after, '00000000-0000-0000-0000-000000000000') AND v.id < webhook.first_id(sent_before)
@@ -4965,8 +4992,8 @@ BEGIN
     more := behind OR step <= cardinality(event_ids);
 END $$;
 
--- How long ago the oldest row that has outlived its retention should have gone: a delivery, or an idempotency key. One probe
--- of an index each. Events are not asked: a dead letter keeps its event for as long as it needs it.
+-- How long ago the oldest row that has outlived its retention should have gone: a delivery, or an idempotency key. It takes
+-- one probe of an index each. It does not look at events: a dead letter keeps its event for as long as it needs it.
 CREATE OR REPLACE FUNCTION webhook.retention_lag() RETURNS interval
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
@@ -4981,8 +5008,8 @@ BEGIN
             - (SELECT i.created_at FROM webhook.idempotency i ORDER BY i.created_at LIMIT 1));
 END $$;
 
--- Figures of the next endpoints, at most that many: minutes that are older than a day, hours that are older than a month, and the
--- total of an endpoint that was removed, when nothing else is left of it. Says where to go on; 0 is the beginning.
+-- Deletes figures of the next endpoints, at most that many: minutes that are older than a day, hours that are older than a
+-- month, and the total of a removed endpoint when nothing else is left of it. Returns where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.expire_figures(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
@@ -5002,7 +5029,7 @@ BEGIN
     DELETE FROM webhook.stat
     WHERE ctid = ANY (ARRAY(
         SELECT expired.row_id
-        -- Endpoint 0, which stands for all, goes with the first page.
+        -- The first page also has endpoint 0, which stands for all.
         FROM unnest(endpoint_ids || CASE WHEN after_endpoint = 0 THEN 0 END) AS page (id)
         CROSS JOIN (VALUES ('minute', now() - interval '1 day'), ('hour', now() - interval '31 days')) AS kept (grain, since)
         CROSS JOIN LATERAL (
@@ -5027,10 +5054,10 @@ BEGIN
     after_endpoint := CASE WHEN cardinality(endpoint_ids) = page_size THEN endpoint_ids[page_size] ELSE 0 END;
 END $$;
 
--- Endpoints that were removed are forgotten when nothing has their number any more: no delivery, whose reader wants their name, and
--- no figure. Not before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were
--- removed. Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at
--- the next ones, at most that many; says where to go on; 0 is the beginning.
+-- Forgets removed endpoints when no delivery, whose reader wants their name, and no figure has their id any more, but not
+-- before a week has passed since a delivery of theirs was last ended, for a transaction that was open when they were removed.
+-- Deliveries in the history were ended by then, so those that are left there are younger than the oldest of all. Looks at the
+-- next ones, at most that many, and returns where to go on; 0 is the beginning.
 CREATE OR REPLACE FUNCTION webhook.forget_removed_endpoints(INOUT after_endpoint int, page_size int)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 ms' AS $$
@@ -5054,11 +5081,11 @@ BEGIN
 END $$;
 -- Metrics: figures with thresholds, and an alert when a figure crosses its own.
 --
--- The five of the documents look at the last 15 minutes, those beside them at this moment: during an outage deliveries wait
--- and are retried, so nothing is finished that the five could count, but breakers open and the queue ages.
+-- Five of the metrics look at the last 15 minutes, the others at this moment: during an outage deliveries wait and are
+-- retried, so nothing finishes that the five could count, but breakers open and the queue ages.
 
--- Counts of this moment, each up to webhook.count_limit(). `oldest_due` is of endpoints that are sent to, `parked`
--- counts what is due at the others. Our own events are no dead letters that anybody waits for.
+-- Counts of this moment, each up to webhook.count_limit(). `oldest_due` looks at endpoints that are sent to, `parked` counts
+-- the due deliveries of the others. Dead letters of the extension's own events do not count: nobody waits for them.
 CREATE OR REPLACE FUNCTION webhook.gauges(
     OUT endpoints bigint, OUT open_breakers bigint, OUT disabled_endpoints bigint, OUT oldest_due interval, OUT parked bigint,
     OUT dead_letters bigint)
@@ -5112,7 +5139,7 @@ WITH recent AS (
         ('webhook_retry_rate', round(100 * r.retried / nullif(r.finished, 0), 2), '%', '>', 20, 'deliveries retried'),
         ('webhook_failed_count', coalesce(r.failed, 0), 'deliveries', '>', 10, 'deliveries failed'),
         ('webhook_avg_retries_per_delivery', round(r.retries / nullif(r.finished, 0), 3), 'retries', '>', 1.5, 'retries per delivery'),
-        -- One attempt that fails is no outage.
+        -- A single failed attempt is no outage.
         ('webhook_attempt_failure_rate',
          CASE WHEN r.attempts >= 5 THEN round(100 * greatest(r.attempts - r.sent, 0) / r.attempts, 2) END, '%', '>', 50, 'attempts failed'),
         -- Among thousands of endpoints some are always down.
@@ -5128,8 +5155,7 @@ SELECT metric, value, unit, alert_when, alert_threshold,
        meaning
 FROM measured;
 
--- A metric as a person would say it, with the threshold that it is beyond. A count that has reached webhook.count_limit()
--- may be higher.
+-- A metric in words, with the threshold that it is beyond. A count that has reached webhook.count_limit() may be higher.
 CREATE OR REPLACE FUNCTION webhook.metric_in_words(m webhook.metrics) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -5192,8 +5218,8 @@ CREATE OR REPLACE FUNCTION webhook.metric_remedy(metric text) RETURNS text
         ELSE 'SELECT * FROM webhook.endpoint_status WHERE state <> ''ACTIVE'' shows the endpoints in trouble; webhook_why() explains one.'
     END;
 
--- Leaves an alert for each metric that has crossed its threshold since the last look, in either direction. A metric that wavers
--- about its threshold is told once a minute at most. Says whether it has left any.
+-- Leaves an alert for each metric that has crossed its threshold since the last look, in either direction. A metric that
+-- wavers about its threshold raises an alert once a minute at most. Returns whether it has left any.
 CREATE OR REPLACE FUNCTION webhook.check_metrics() RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250 ms' AS $$
 DECLARE
@@ -5212,7 +5238,7 @@ BEGIN
             DELETE FROM webhook.alarm a WHERE a.metric = crossed.metric;
         END IF;
         CONTINUE WHEN NOT FOUND;
-        -- Where only events of ours have opened breakers, an event about that would go the same way.
+        -- If only events of the extension have opened breakers, an event about that would fail in the same way.
         INSERT INTO webhook.alert (endpoint_id, kind, metric, error, is_own)
         SELECT 0, CASE WHEN crossed.alert THEN 'raised' ELSE 'cleared' END, crossed.metric, crossed.words,
                crossed.metric = 'webhook_open_breakers' AND crossed.alert
@@ -5225,9 +5251,10 @@ BEGIN
 END $$;
 -- Dead letters: deliveries that failed for good, as people see them and name them.
 --
--- 56_replay.sql sends them again, 58_discard.sql gives them up, 52_retention.sql removes them when their time is over.
+-- 56_replay.sql sends them again, 58_discard.sql deletes them, 52_retention.sql deletes them when their time is over.
 
--- The verdict and the answer are those of the last attempt that decided something, and looked up only where they are asked for.
+-- The verdict and the answer are those of the last attempt that decided something; the server looks them up only if a query
+-- asks for them.
 CREATE OR REPLACE VIEW webhook.failed AS
 SELECT d.event_id, d.event_type, webhook.address(n.tenant, n.name) AS endpoint, v.tenant, d.created_at, d.completed_at AS failed_at,
        d.attempts,
@@ -5278,13 +5305,14 @@ BEGIN
 END $$;
 -- Conflicts: people, the worker and these functions change the same deliveries at the same time.
 --
--- A person who updates webhook.delivery moves rows between its leaves, and whoever meets such a row gets a serialization error
--- from PostgreSQL. The functions that people call must not hand that error on, nor make a person's UPDATE lose in a deadlock.
+-- A person who updates webhook.delivery moves rows between its leaves, and PostgreSQL raises a serialization error in a
+-- session that meets such a row. The functions that people call must not raise that error, nor make a person's UPDATE lose in
+-- a deadlock.
 
--- Replays, discards or redacts, and says how many rows that changed; whatever others do to the same deliveries meanwhile. A
--- single try waits for a lock less than the deadlock_timeout of a person who waits for us, so that it is never that person who
--- loses; between two tries nothing is locked. The caller's own lock_timeout, which the default reads before the one below
--- holds, limits all of them together.
+-- Replays, discards or redacts, whatever others do to the same deliveries meanwhile, and returns how many rows that changed. A
+-- single try waits for a lock less than the deadlock_timeout of a person who waits for us, so that this person never loses;
+-- between two tries nothing is locked. The caller's own lock_timeout limits all tries together; the default of the parameter
+-- reads it before the SET below applies.
 CREATE OR REPLACE FUNCTION webhook.change(
     what text, event_ids uuid[], endpoint_ids int[], statuses text[] DEFAULT NULL,
     patience interval DEFAULT current_setting('lock_timeout')::interval)
@@ -5367,9 +5395,9 @@ BEGIN
     RETURN replayed;
 END $$;
 
--- The next deliveries of a run in the order of the primary key, at most run.batch_size; of these the ones to replay. By an index
--- and never by a sort, which would make a batch cost as much as all that is left. The settings must not reach the function that
--- moves the rows.
+-- The next deliveries of a run in the order of the primary key, at most run.batch_size, and those among them to replay. It
+-- reads an index and never sorts: a sort would make a batch cost as much as all that is left. The settings must not reach the
+-- function that moves the rows.
 CREATE OR REPLACE FUNCTION webhook.next_of_replay(
     run webhook.replay, OUT met bigint, OUT last_event_id uuid, OUT last_endpoint_id int, OUT event_ids uuid[],
     OUT endpoint_ids int[], OUT endpoint_gone bigint, OUT payload_gone bigint)
@@ -5398,7 +5426,7 @@ BEGIN
                  count(*) FILTER (WHERE c.payload_is_gone AND NOT c.endpoint_is_gone) AS payload_gone FROM chosen c) c;
 END $$;
 
--- Null stands for no condition. Without SET, so that the planner sees through it.
+-- Null stands for no condition. The function has no SET, so that the planner inlines it.
 CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id int, event_type text, ended_at timestamptz) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN (run.of_endpoints IS NULL OR endpoint_id = ANY (run.of_endpoints))
@@ -5406,8 +5434,8 @@ CREATE OR REPLACE FUNCTION webhook.is_of_replay(run webhook.replay, endpoint_id 
        AND (run.since IS NULL OR ended_at >= run.since)
        AND ended_at < run.before;
 
--- A run walks along the primary key from the first delivery that is to be replayed to the last, so it visits no row twice. It
--- takes only deliveries that had ended before it began: one that fails again is not replayed again.
+-- A run walks along the primary key from the first delivery to the last, so it visits no row twice. It takes only deliveries
+-- that had ended before it began: it does not replay a delivery again that fails again.
 CREATE OR REPLACE FUNCTION webhook.begin_replay(
     endpoint text, event_type text, since timestamptz, until timestamptz, statuses text[], batch_size int)
     RETURNS webhook.replay
@@ -5428,7 +5456,7 @@ BEGIN
     run.before := least(until, clock_timestamp());
     run.statuses := statuses;
     run.batch_size := batch_size;
-    -- There is no min(uuid) before PostgreSQL 18; as text they have the same order.
+    -- There is no min(uuid) before PostgreSQL 18; as text, ids have the same order.
     SELECT count(*), min(d.event_id::text COLLATE "C")::uuid, max(d.event_id::text COLLATE "C")::uuid
     INTO run.total, run.after_event_id, run.last_event_id
     FROM webhook.delivery d
@@ -5476,9 +5504,9 @@ BEGIN
     END IF;
 END $$;
 
--- Sends again all deliveries of an address ('*': of every endpoint) that have ended so, from `since` on and before `until`. In
--- batches of one transaction each, READ COMMITTED so that others' commits are no conflict. It has no search_path of its own,
--- since it commits; so nothing here depends on one.
+-- Sends again all deliveries of an address ('*': of every endpoint) that have ended so, from `since` on and before `until`, in
+-- batches of one transaction each. They are READ COMMITTED, so that commits of others are no conflict. The procedure has no
+-- search_path of its own, since it commits; so nothing here depends on one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_replay_all(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     status text[] DEFAULT '{FAILED}', batch_size int DEFAULT 1000)
@@ -5502,8 +5530,8 @@ END $$;
 -- times of its emission (ordering_key, coalesce_key, deliver_at, expires_at), nor the endpoints that it was limited to: a
 -- backfilled delivery has none of them and is due now.
 --
--- That an endpoint had no delivery can be told only as long as it would still be here: of events that are younger than
--- webhook.retention_sent, and under a policy that keeps the deliveries that were sent.
+-- A missing delivery is proof only as long as the delivery would still be here: for events that are younger than
+-- webhook.retention_sent, and under a policy that keeps sent deliveries.
 
 CREATE OR REPLACE FUNCTION webhook.begin_backfill(endpoint text, since timestamptz, until timestamptz, event_type text, batch_size int)
     RETURNS webhook.backfill
@@ -5552,7 +5580,7 @@ BEGIN
                  ORDER BY v.id LIMIT page_size);
 END $$;
 
--- The deliveries that endpoints of the run are missing of these events. Filters are tried here, before anything is locked.
+-- The deliveries of these events that endpoints of the run do not have. It tries filters here, before anything is locked.
 CREATE OR REPLACE FUNCTION webhook.missing_deliveries(
     run webhook.backfill, page uuid[], OUT event_ids uuid[], OUT endpoint_ids int[], OUT event_types text[], OUT max_attempts int[])
     LANGUAGE plpgsql STABLE
@@ -5583,8 +5611,8 @@ BEGIN
       AND (s.filter IS NULL OR webhook.passes(s.filter, w.event_type, w.payload));
 END $$;
 
--- The events are locked first, and only then is it asked again whether a delivery is missing: retention passes over an event that
--- is locked, a redaction is waited for, and of two backfills the second one sees what the first one made.
+-- It locks the events first, and only then checks again whether a delivery is missing: retention passes over a locked event,
+-- the lock waits for a redaction, and of two backfills the second one sees the deliveries of the first one.
 CREATE OR REPLACE FUNCTION webhook.backfill_batch(run webhook.backfill) RETURNS webhook.backfill
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
@@ -5627,8 +5655,8 @@ BEGIN
     RETURN run;
 END $$;
 
--- Makes the deliveries that the endpoints of an address are missing of events that were emitted from `since` on (null: of all
--- that are kept) and before `until`. In batches of one transaction each, as webhook_replay_all().
+-- Makes the missing deliveries for the endpoints of an address, of events that were emitted from `since` on (null: of all that
+-- are kept) and before `until`, in batches of one transaction each, as webhook_replay_all() does.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_backfill(
     endpoint text, since timestamptz, until timestamptz DEFAULT NULL, event_type text DEFAULT NULL, batch_size int DEFAULT 1000)
     LANGUAGE plpgsql AS $$
@@ -5644,14 +5672,14 @@ BEGIN
         run := webhook.backfill_batch(run);
     END LOOP;
 END $$;
--- Discarding: dead letters that nobody wants to send any more are deleted.
+-- Discarding: people delete dead letters that nobody wants to send any more.
 --
--- webhook_discard() deletes those of one event, with their attempts, and the event when nothing else needs it. To discard many,
--- people write DELETE FROM webhook.dead_letter WHERE ..: attempts and events that are left then go when their time is over
--- (52_retention.sql). An operator may delete from that leaf alone: deliveries that are queued are cancelled by an UPDATE of
--- webhook.delivery, and the history is not theirs to change.
+-- webhook_discard() deletes the dead letters of one event, with their attempts, and the event when nothing else needs it. To
+-- discard many, people write DELETE FROM webhook.dead_letter WHERE ..: retention (52_retention.sql) deletes the attempts and
+-- events that are left then, when their time is over. An operator may delete from that leaf alone: an UPDATE of
+-- webhook.delivery cancels a queued delivery, and operators may not change the history.
 
--- The events are locked first: of two people who discard the last two deliveries of one, the later one sees that they were the
+-- This locks the events first: of two people who discard the last two deliveries of one, the later one sees that they were the
 -- last.
 CREATE OR REPLACE FUNCTION webhook.discard(event_ids uuid[], endpoint_ids int[]) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
@@ -5691,10 +5719,10 @@ BEGIN
     END IF;
     RETURN webhook.change('discard', found.event_ids, found.endpoint_ids);
 END $$;
--- Redacting: an event's payload, and all that receivers answered, go for good; when and where it was sent stays known.
+-- Redacting: deletes an event's payload, and all answers of receivers, for good; when and where it was sent stays known.
 
--- Takes the payload and what receivers answered out of every table, and what is queued out of the queue. Error texts stay:
--- they are made of our own words and a status code. Returns the number of rows that had something to lose.
+-- Deletes the payload and the answers of receivers from every table, and cancels queued deliveries. Error texts stay: they
+-- consist of our own words and a status code. Returns the number of rows that had something to lose.
 CREATE OR REPLACE FUNCTION webhook.redact(redacted_id uuid) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -5705,8 +5733,8 @@ BEGIN
     UPDATE webhook.event v SET payload = 'null', payload_bytes = 4, redacted_at = now() WHERE v.id = redacted_id AND v.redacted_at IS NULL;
     GET DIAGNOSTICS changed = ROW_COUNT;
 
-    -- Until this is committed nobody sees it: no delivery may leave its leaf meanwhile, be sent, and log an answer. One that
-    -- the worker or a person moved while we waited for it is locked in the next round.
+    -- Other sessions see the redaction only after its commit: until then no delivery may leave its leaf, be sent, and log an
+    -- answer. The next round locks a delivery that the worker or a person moved while we waited for it.
     LOOP
         SELECT count(*) INTO locked
         FROM (SELECT FROM webhook.delivery d WHERE d.event_id = redacted_id ORDER BY d.endpoint_id FOR UPDATE) l;
@@ -5723,20 +5751,20 @@ BEGIN
     RETURN changed + excerpts;
 END $$;
 
--- Removes an event's payload and all that receivers answered; when and where it was sent stays known. What is still queued is
--- cancelled, and it is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
+-- Removes an event's payload and all answers of receivers; when and where it was sent stays known. Queued deliveries are
+-- cancelled, and the event is never sent again. Returns the number of rows changed: the event, deliveries and attempts.
 CREATE OR REPLACE FUNCTION webhook.redact_event(event_id uuid) RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM webhook.require_event(redact_event.event_id);
     RETURN webhook.change('redact', ARRAY[redact_event.event_id], NULL);
 END $$;
--- Health: what is wrong with delivery as a whole, and what helps, for webhook_status().
+-- Health: problems of delivery as a whole, and their remedies, for webhook_status().
 
 CREATE OR REPLACE FUNCTION webhook.backlog_limit() RETURNS bigint LANGUAGE sql IMMUTABLE RETURN 1073741824;
 
--- The endpoint that has most of a long queue, and what it takes on disk with its events, as the planner's statistics have it:
--- a count would read all of the queue. No row where no endpoint has more deliveries than are counted.
+-- The endpoint that has most of a long queue, and the disk space of its deliveries and events, by the planner's statistics: a
+-- count would read all of the queue. Returns no row if no endpoint has more deliveries than are counted.
 CREATE OR REPLACE FUNCTION webhook.largest_backlog(OUT endpoint text, OUT deliveries bigint, OUT bytes bigint)
     RETURNS SETOF record
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
@@ -5759,12 +5787,12 @@ BEGIN
     WHERE c.oid = 'webhook.delivery_queue'::regclass AND now_queued.queued > webhook.count_limit();
 END $$;
 
--- Problems, each with its weight: critical where nothing is delivered, warning where somebody should look, ok where it is
--- only good to know. `state` and `reason` are those of the worker, or of the relays that deliver instead.
+-- Problems, each with its weight: critical if nothing is delivered, warning if somebody should look, ok if it is only good to
+-- know. `state` and `reason` are those of the worker, or of the relays that deliver instead.
 CREATE OR REPLACE FUNCTION webhook.problems(state text, reason text) RETURNS TABLE (health text, problem text)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- The figures are those of its primary, which tells of them itself.
+    -- The figures on a standby are those of its primary, which reports them itself.
     IF pg_is_in_recovery() THEN
         RETURN QUERY SELECT 'ok', 'this server is a standby; its primary delivers';
         RETURN;
@@ -5781,7 +5809,7 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    -- A backlog that drains after an outage is old too, but something is sent.
+    -- A backlog that drains after an outage is old too, but then deliveries are sent.
     SELECT CASE WHEN m.metric = 'webhook_oldest_due' AND m.value > 900
                      AND NOT EXISTS (SELECT FROM webhook.stat s
                                      WHERE s.endpoint_id = 0 AND s.grain = 'minute' AND s.begins_at > now() - interval '5 min'
@@ -5803,16 +5831,16 @@ BEGIN
         RETURN QUERY SELECT 'ok', 'webhook.site is not set: a physical copy of this server (base backup, snapshot) would send too';
     END IF;
 END $$;
--- webhook_status() and the views on endpoints and waiting deliveries: a person looks at these first.
+-- webhook_status() and the views on endpoints and waiting deliveries: people look at these first.
 
--- A physical copy cannot be told from a failover: it sends, unless it has a site of another name. Without the library it has no
--- sender until somebody starts a relay for it, and the site is a row that is copied too.
+-- A server cannot tell a physical copy from a failover: the copy sends, unless it has another webhook.site. Without the
+-- library a copy has no sender until somebody starts a relay for it, and the site is a row that is copied too.
 CREATE OR REPLACE FUNCTION webhook.is_without_site() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN webhook.setting('site') = '' AND NOT webhook.is_portable() AND EXISTS (SELECT FROM webhook.endpoint);
 
--- A sender looks at this every few seconds: endpoints of another installation, whether a copy of this server would send too, and
--- the longest that a request may take.
+-- A sender looks every few seconds at the endpoints of another installation, whether a copy of this server would send too, and
+-- the longest time that a request may take.
 CREATE OR REPLACE FUNCTION webhook.survey(OUT foreign_endpoints bigint, OUT is_without_site boolean, OUT longest_request_seconds bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -5858,8 +5886,8 @@ END $$;
 
 CREATE OR REPLACE FUNCTION webhook.count_limit() RETURNS int LANGUAGE sql IMMUTABLE RETURN 10000;
 
--- The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those
--- in flight are.
+-- The deliveries of an endpoint, up to the limit of counts; first those that only time keeps back, the oldest of them first,
+-- where those in flight are.
 CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF webhook.delivery_queue
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -5875,9 +5903,9 @@ CREATE OR REPLACE FUNCTION webhook.head_of_queue(endpoint int) RETURNS SETOF web
         ) q LIMIT webhook.count_limit() + 1;
     END;
 
--- Deliveries in the queue and those of them that are due, each up to the limit, whether there are more, since when the oldest has
--- been due: one probe of an index for each endpoint; and the bytes of their payloads, as the first 1,000 deliveries and, where
--- there are more than are counted, the planner's statistics let one expect.
+-- The number of deliveries in the queue and of due ones, each up to the limit; whether there are more; since when the oldest
+-- has been due, by one probe of an index for each endpoint; and the bytes of their payloads, estimated from the first 1,000
+-- deliveries and, if there are more than are counted, from the planner's statistics.
 CREATE OR REPLACE FUNCTION webhook.queue_gauge(
     OUT queued bigint, OUT due bigint, OUT more boolean, OUT oldest_due interval, OUT queued_bytes bigint)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
@@ -5907,7 +5935,7 @@ BEGIN
     queued := least(queued, most);
 END $$;
 
--- The senders of this database, as people are told of them. The worker says in shared memory how much it has in flight.
+-- The senders of this database, for people. The worker says in shared memory how many deliveries it has in flight.
 CREATE OR REPLACE FUNCTION webhook.senders_at_work(in_flight_of_worker int, OUT senders jsonb, OUT in_flight_of_relays int)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -5922,7 +5950,7 @@ BEGIN
     FROM webhook.sender s WHERE s.id = ANY (living);
 END $$;
 
--- Health is the worst of webhook.problems(), made for a probe; reason has them all.
+-- Health is the worst of webhook.problems(), made for a probe; reason lists them all.
 CREATE OR REPLACE FUNCTION webhook.status()
     RETURNS TABLE (database name, health text, state text, reason text, worker_pid int, in_flight int, queued bigint, due bigint,
                    more boolean, oldest_due interval, queued_bytes bigint, retention_lag interval, last_error text,
@@ -5937,7 +5965,7 @@ BEGIN
     FROM webhook.worker_state() w
     CROSS JOIN webhook.queue_gauge() q
     CROSS JOIN LATERAL webhook.senders_at_work(coalesce(w.in_flight, 0)) at_work
-    -- Where relays deliver, nobody misses the worker.
+    -- If relays deliver, a missing worker is no problem.
     CROSS JOIN LATERAL (SELECT NOT at_work.senders @> '[{"kind": "worker"}]' AND at_work.senders @> '[{"kind": "relay"}]'
                                AND webhook.foreign_endpoints() = 0 AND w.state IS DISTINCT FROM 'disabled' AS instead) relayed
     CROSS JOIN LATERAL (SELECT CASE WHEN relayed.instead THEN 'running' ELSE w.state END AS state,
@@ -5949,7 +5977,7 @@ BEGIN
     ) found;
 END $$;
 
--- Credentials are often in the path.
+-- The path of a URL often has credentials.
 CREATE OR REPLACE FUNCTION webhook.masked_url(url text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN regexp_replace(url, '^([^:]+://[^/?]+)[/?].+$', E'\\1/***');
@@ -5960,9 +5988,9 @@ BEGIN
     RETURN webhook.origin();
 END $$;
 
--- Each endpoint and how it is doing, the narrow columns first. Counters of deliveries are of this moment and end at
--- webhook.count_limit(); `more` says that one of them does; bytes are of the payloads of those that are counted, as the first 1,000
--- let one expect. The last success, our own events not counted, is known to within 5 s, or longer with more than
+-- Each endpoint and how it is doing, the narrow columns first. Counts of deliveries are those of this moment and end at
+-- webhook.count_limit(); `more` says that one of them does. Bytes are those of the payloads that are counted, estimated from
+-- the first 1,000. The last success, the extension's own events not counted, is known to within 5 s, or longer with more than
 -- 500 busy endpoints.
 CREATE OR REPLACE VIEW webhook.endpoint_status AS
 SELECT webhook.address(e.tenant, e.name) AS endpoint,
@@ -6006,9 +6034,9 @@ CROSS JOIN LATERAL (
 ) dead
 LEFT JOIN webhook.stat total ON total.endpoint_id = e.id AND total.grain = 'total';
 
--- Deliveries that wait and why, in a word: the state of the endpoint (held, disabled, paused, open, half_open) before the delivery's own
--- reason (parked, ordered, retry, scheduled, expired); 'due' where the next claim takes it. next_attempt_at is its own time, null
--- where a person has parked it.
+-- Deliveries that wait and why, in a word: the state of the endpoint (held, disabled, paused, open, half_open) before the
+-- delivery's own reason (parked, ordered, retry, scheduled, expired); 'due' if the next claim takes it. next_attempt_at is its
+-- own time, null if a person has parked it.
 CREATE OR REPLACE VIEW webhook.waiting AS
 SELECT coalesce(webhook.address(e.tenant, e.name), webhook.address(r.tenant, r.name)) AS endpoint, q.event_type, q.event_id,
        CASE WHEN e.id IS NULL THEN 'removed'
@@ -6024,9 +6052,9 @@ CROSS JOIN LATERAL (
     SELECT webhook.endpoint_state(e.origin = (SELECT webhook.own_origin()), e.disabled_at, e.paused_at, b.state) AS state
 ) s
 WHERE q.status = 'PENDING';
--- Why: what became of an event, or how an endpoint is doing, in plain sentences that name the command that changes it. No URL,
--- header or secret is in them, nor in the errors that they quote. A NULL within format() is nothing: that is how the optional
--- parts of a sentence are left out. What is ready is asked of 30_readiness.sql.
+-- Why: the state of an event or an endpoint, in plain sentences that name the command that changes it. They contain no URL,
+-- header or secret, and neither do the errors that they quote. A NULL within format() is nothing: it leaves out the optional
+-- parts of a sentence. 30_readiness.sql says what is ready.
 
 CREATE OR REPLACE FUNCTION webhook.why_server() RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -6059,8 +6087,8 @@ EXCEPTION WHEN invalid_text_representation THEN
     RETURN NULL;
 END $$;
 
--- Of an event, by its id, or of an endpoint, by its address; of the newest event for null. The extension's own events are
--- explained when they are asked for.
+-- Explains an event, by its id, or an endpoint, by its address; null stands for the newest event. It explains the extension's
+-- own events only when they are asked for.
 CREATE OR REPLACE FUNCTION webhook.why(about text) RETURNS SETOF text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6093,7 +6121,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT webhook.printable(x) FROM webhook.why_event(asked_event_id) AS x;
 END $$;
--- Why, of an endpoint: its state, what waits for it, what failed, and which command changes that.
+-- Why, for an endpoint: its state, its waiting and failed deliveries, and the commands that change them.
 
 -- debug_print_plan shows the parameters of a query, so credentials must not be among them.
 CREATE OR REPLACE FUNCTION webhook.endpoint_without_credentials(wanted_id int) RETURNS webhook.endpoint
@@ -6108,8 +6136,8 @@ BEGIN
     RETURN e;
 END $$;
 
--- The obstacles between an endpoint and its deliveries, the command that removes each, whether this one (null: none) waits for it, and
--- whether a breaker that has closed has made it due before its time.
+-- The obstacles between an endpoint and its deliveries, the command that removes each, whether this delivery (null: none)
+-- waits for it, and whether a breaker that has closed has made it due before its time.
 CREATE OR REPLACE FUNCTION webhook.why_held_back(
     e webhook.endpoint, d webhook.delivery, OUT sentences text[], OUT waits boolean, OUT is_brought_forward boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -6190,11 +6218,12 @@ BEGIN
 
     IF b.state = 'CLOSED' AND b.consecutive_failures > 0 THEN
         sentences := sentences || format(
-            'The endpoint has failed %s in a row%s%s.',
-            CASE b.consecutive_failures WHEN 1 THEN 'once' ELSE b.consecutive_failures || ' times' END,
-            ', last at ' || webhook.time_in_words(b.last_failure_at),
+            '%s%s%s.',
+            CASE b.consecutive_failures WHEN 1 THEN 'The last attempt failed'
+                                        ELSE format('The last %s attempts failed', b.consecutive_failures) END,
+            ', at ' || webhook.time_in_words(b.last_failure_at),
             CASE WHEN p.failure_threshold > b.consecutive_failures THEN
-                format('; at %s %s', p.failure_threshold,
+                format('; after %s failures in a row %s', p.failure_threshold,
                        CASE p.on_trip WHEN 'disable' THEN 'it is disabled' ELSE 'its circuit breaker opens' END) END);
     END IF;
 
@@ -6213,7 +6242,7 @@ BEGIN
     END IF;
 END $$;
 
--- With the errors before. No more than 10,000 are counted.
+-- The waiting deliveries, with their last errors. It counts no more than 10,000.
 CREATE OR REPLACE FUNCTION webhook.why_waiting(e webhook.endpoint) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6245,7 +6274,7 @@ BEGIN
           GROUP BY w.last_error ORDER BY count(*) DESC, w.last_error LIMIT 3) failed;
 END $$;
 
--- The last dead letters, and how many there are. No more than 10,000 are counted.
+-- The last dead letters, and how many there are. It counts no more than 10,000.
 CREATE OR REPLACE FUNCTION webhook.why_failed(of_endpoint int, address text, is_removed boolean) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6319,9 +6348,9 @@ BEGIN
         RETURN QUERY SELECT * FROM webhook.why_filter(e);
     END IF;
 END $$;
--- Why, of an event: the share of every endpoint in it, those that have a delivery first.
+-- Why, for an event: its delivery to every endpoint, endpoints with a delivery first.
 
--- Of these patterns those that match a type, whatever the tenant; then the exclusions that apply to it.
+-- The patterns that match a type, whatever the tenant; then the exclusions that apply to it.
 CREATE OR REPLACE FUNCTION webhook.matching_patterns(event_types text[], event_type text, OUT patterns text[], OUT exclusions text[])
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC
@@ -6330,7 +6359,7 @@ CREATE OR REPLACE FUNCTION webhook.matching_patterns(event_types text[], event_t
         FROM unnest(event_types) AS t (pattern), webhook.matching_keys(NULL, event_type) AS k (keys);
     END;
 
--- Why a filter does not let an event pass; null where it does, or where that cannot be told any more.
+-- The reason why a filter does not let an event pass; null if it does, or if that is not known any more.
 CREATE OR REPLACE FUNCTION webhook.why_filtered(filter jsonpath, v webhook.event) RETURNS text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 BEGIN
@@ -6343,8 +6372,8 @@ EXCEPTION WHEN OTHERS THEN
     RETURN format('its filter, %s, fails: %s', filter, SQLERRM);
 END $$;
 
--- Where a filter reads columns in $.data that a watched row has in $.data.record: it can never be true of that table. Null
--- where that is not so. The text of a jsonpath has every name in quotes.
+-- Explains a filter that reads columns in $.data, but a watched row has them in $.data.record: it can never be true of that
+-- table. Null for other filters. The text of a jsonpath has every name in quotes.
 CREATE OR REPLACE FUNCTION webhook.why_filter_misses_row(filter jsonpath, payload jsonb) RETURNS text
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6365,7 +6394,7 @@ BEGIN
         array_to_string(missed, ', '), missed[1]) END;
 END $$;
 
--- An id of ours tells when it was made.
+-- An id of the extension contains the time of its making.
 CREATE OR REPLACE FUNCTION webhook.why_no_event(asked_event_id uuid) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6402,7 +6431,7 @@ BEGIN
     ORDER BY last.claim_seq;
 END $$;
 
--- One delivery: how it came to be, how it went, how it goes on. The event is null where somebody has deleted it.
+-- One delivery: its origin, its attempts, its next step. The event is null if somebody has deleted it.
 CREATE OR REPLACE FUNCTION webhook.why_delivery(d webhook.delivery, v webhook.event) RETURNS SETOF text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6612,10 +6641,10 @@ BEGIN
         RETURN QUERY SELECT * FROM webhook.why_no_delivery(v);
     END IF;
 END $$;
--- Why, its words: times, spans, patterns and errors as people read them.
+-- The words of why: times, spans, patterns and errors as people read them.
 
--- Errors, names and keys come from outside and end up in terminals: what could act there, or turn the direction of the text,
--- is shown by its code point.
+-- Errors, names and keys come from outside and end up in terminals: a character that could act there, or turn the direction of
+-- the text, is shown by its code point.
 CREATE OR REPLACE FUNCTION webhook.printable(value text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6648,7 +6677,7 @@ CREATE OR REPLACE FUNCTION webhook.patterns_in_words(patterns text[]) RETURNS te
     RETURN format('%s%s', array_to_string(patterns[1:10], ', '),
                   CASE WHEN cardinality(patterns) > 10 THEN format(' and %s more', cardinality(patterns) - 10) END);
 
--- The end of a delivery where it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
+-- The end of a delivery if it was no outcome of an attempt; any other error is that of the last attempt. The code alone does
 -- not tell which of two times has passed.
 CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS text
     LANGUAGE sql STABLE
@@ -6659,10 +6688,10 @@ CREATE OR REPLACE FUNCTION webhook.error_in_words(d webhook.delivery) RETURNS te
         WHEN d.reason = 'expired' THEN 'its endpoint kept it back for longer than hold_for of the policy (expired)'
         ELSE format('%s (%s)', webhook.reasons() ->> d.reason, d.reason)
     END;
--- Previewing: what would be sent, rendered by the code that sends it.
+-- Previewing: the request of an event, rendered by the code that sends it.
 
--- To any endpoint, whether it wants the event or not. The headers are credentials. An endpoint that was made without a
--- secret gets it here, as it would at its first claim.
+-- It previews for any endpoint, whether it wants the event or not. The headers are credentials. An endpoint that was made
+-- without a secret gets it here, as it would at its first claim.
 CREATE OR REPLACE FUNCTION webhook.preview(event_id uuid, endpoint text, OUT url text, OUT headers jsonb, OUT body text)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -6697,9 +6726,9 @@ BEGIN
     ) header
     WHERE v.id = preview.event_id;
 END $$;
--- Operators stop an endpoint, let it go on, and try it.
+-- Operators pause an endpoint, resume it, and test it.
 
--- Says how many endpoints it has paused: those that were not paused before.
+-- Returns the number of endpoints that it has paused, without those that were paused before.
 CREATE OR REPLACE FUNCTION webhook.pause(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6725,8 +6754,8 @@ BEGIN
           AND webhook.endpoint_state(e.origin = (SELECT webhook.origin()), e.disabled_at, e.paused_at, b.state) = 'ready');
 END $$;
 
--- From paused, disabled or open: everything that waits is due now. Says how many deliveries it has freed:
--- they waited for this, and may be claimed from now on.
+-- Resumes from paused, disabled or open: every waiting delivery is due now. Returns the number of deliveries that waited for
+-- this, and may be claimed from now on.
 CREATE OR REPLACE FUNCTION webhook.resume(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6752,7 +6781,7 @@ BEGIN
 END $$;
 
 -- Queues a test event for one endpoint, to be sent whatever its state, with the time its request may take by the policy and a
--- little more. At most one at a time.
+-- little more. An endpoint has at most one test at a time.
 CREATE OR REPLACE FUNCTION webhook.queue_test(endpoint text, OUT test_id uuid, OUT tested_id int, OUT give_up_at timestamptz)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6770,7 +6799,8 @@ BEGIN
             HINT = 'SELECT webhook_adopt() takes over the endpoints of a restored or copied database.';
     END IF;
 
-    -- First the lock, then the look: what another one who holds it has queued is not in the snapshot of waiting for it.
+    -- The lock comes first, then the look: the snapshot of a statement that waited for the lock does not have the test of
+    -- another session.
     INSERT INTO webhook.breaker (endpoint_id) VALUES (tested_id) ON CONFLICT DO NOTHING;
     PERFORM FROM webhook.breaker b WHERE b.endpoint_id = tested_id FOR UPDATE;
     IF EXISTS (SELECT FROM webhook.breaker b
@@ -6791,7 +6821,7 @@ BEGIN
     FROM webhook.endpoint e, webhook.policy_of(e.policy) p WHERE e.id = tested_id;
 END $$;
 
--- Returns the outcome and removes all traces of the test; null as long as there is no outcome.
+-- Returns the outcome and deletes all rows of the test; null as long as there is no outcome.
 CREATE OR REPLACE FUNCTION webhook.end_test(
     test_id uuid, tested_id int, give_up_at timestamptz,
     OUT status text, OUT status_code int, OUT error text, OUT response text, OUT duration_ms int)
@@ -6819,15 +6849,15 @@ BEGIN
     DELETE FROM webhook.attempt a WHERE a.event_id = test_id;
     DELETE FROM webhook.event v WHERE v.id = test_id;
     UPDATE webhook.breaker b SET test_event_id = NULL WHERE b.endpoint_id = tested_id AND b.test_event_id = test_id;
-    -- Its row goes too where there was none before.
+    -- The breaker's row goes too if there was none before.
     DELETE FROM webhook.breaker b WHERE b.endpoint_id = tested_id AND b.last_failure_at IS NULL AND webhook.is_at_rest(b);
 END $$;
 
--- Sends a test event, waits, and shows the outcome. A success closes the endpoint's breaker, and resumes an endpoint that
--- was disabled because a delivery had exhausted its attempts; a failure counts for nothing.
+-- Sends a test event, waits, and shows the outcome. A success closes the endpoint's breaker, and resumes an endpoint that was
+-- disabled because a delivery had exhausted its attempts; a failure changes nothing.
 --
--- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes, and READ COMMITTED,
--- so that the worker's commits neither stay unseen nor conflict with it. It has no search_path of its own, since it
+-- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes. It is READ COMMITTED,
+-- so that it sees the worker's commits and does not conflict with them. The procedure has no search_path of its own, since it
 -- commits; so nothing here depends on one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_test(
     endpoint text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
@@ -6856,8 +6886,8 @@ CREATE OR REPLACE FUNCTION webhook.foreign_endpoints() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (SELECT count(*) FROM webhook.endpoint e WHERE e.origin <> (SELECT webhook.origin()));
 
--- Takes over the endpoints of an address, or all; says how many. A delivery that was in flight when the
--- dump or the copy was made is in nobody's hands here, whatever its claim says.
+-- Takes over the endpoints of an address, or all; returns how many. A delivery that was in flight when the dump or the copy
+-- was made has no sender here, whatever its claim says.
 CREATE OR REPLACE FUNCTION webhook.adopt(endpoint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -6879,11 +6909,11 @@ BEGIN
     RETURN cardinality(adopted);
 END $$;
 -- The API as a table: names, the level that a role needs, and a sentence. webhook.privileges(), 80_comments.sql and
--- docs/reference.md are made of it, and a test compares them. A part is a function of schema webhook that callers
--- execute with their own rights: the work of a thin function, a step of a procedure, a function that a view calls.
+-- docs/reference.md come from it, and a test compares them. A part is a function of schema webhook that callers execute with
+-- their own rights: the work of a thin function, a step of a procedure, a function that a view calls.
 --
--- Functions and views only grow: a name that was released keeps its parameters and columns; new ones come
--- last. pgrx-tests/api-*.txt has the names of releases, and a test holds to it.
+-- Functions and views only grow: a released name keeps its parameters and columns; new ones come last. pgrx-tests/api-*.txt
+-- has the names of releases, and a test compares them.
 CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level text, OUT comment text)
     RETURNS SETOF record
     LANGUAGE sql IMMUTABLE
@@ -6896,9 +6926,9 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('function', 'webhook_trigger', 'emit',
              'The trigger function that emits the rows of a statement.'),
             ('function', 'webhook_unwatch', 'emit',
-             'Drops the triggers that webhook_watch() made for a table.'),
+             'Drops the triggers that webhook_watch() made for a table; returns their number.'),
             ('function', 'webhook_watch', 'emit',
-             'Makes triggers that emit events for the changes of a table.'),
+             'Makes triggers that emit events for the changes of a table; returns their definitions.'),
             ('function', 'webhook_public_key', 'read',
              'Returns the newest public key of an endpoint, by which its receiver verifies; null where it has none.'),
             ('function', 'webhook_status', 'read',
@@ -6907,23 +6937,23 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
              'Explains, in sentences, what became of an event or why an endpoint gets nothing.'),
             ('procedure', 'webhook_backfill', 'operate',
              'Makes deliveries of kept events that match an endpoint now and had none, in batches that commit.'),
-            ('function', 'webhook_discard', 'operate', 'Deletes the dead letters of one event.'),
+            ('function', 'webhook_discard', 'operate', 'Deletes the dead letters of one event; returns their number.'),
             ('function', 'webhook_pause', 'operate',
-             'Stops sending to an endpoint until webhook_resume(); deliveries wait.'),
+             'Stops sending to an endpoint until webhook_resume(); deliveries wait. Returns how many endpoints it paused.'),
             ('function', 'webhook_redact', 'operate',
-             'Deletes the payload of an event, and all that was stored of it.'),
+             'Deletes the payload of an event and the stored answers; the event stays. Returns how many rows it changed.'),
             ('function', 'webhook_replay', 'operate',
-             'Sends one event again, whatever the status of its deliveries.'),
+             'Sends one event again where its deliveries have ended, in whatever status; returns their number.'),
             ('procedure', 'webhook_replay_all', 'operate',
              'Sends many deliveries again, in batches that commit.'),
             ('function', 'webhook_reset_breaker', 'operate',
              'Closes the circuit breaker of an endpoint now.'),
             ('function', 'webhook_resume', 'operate',
-             'Sends to an endpoint again that was paused or disabled.'),
+             'Resumes an endpoint that is paused, disabled or open; returns how many deliveries it freed.'),
             ('procedure', 'webhook_test', 'operate',
              'Sends a test event to one endpoint, and shows the answer.'),
             ('function', 'webhook_adopt', 'admin',
-             'Takes over endpoints that belong to another installation, after a restore or copy.'),
+             'Takes over endpoints that belong to another installation, after a restore or copy; returns their number.'),
             ('function', 'webhook_copy_policy', 'admin', 'Copies a policy under a new name, to be changed.'),
             ('function', 'webhook_hmac_secret', 'admin',
              'Returns the newest secret of signatures in headers, as its receiver has it; null where there is none.'),
@@ -6936,7 +6966,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('function', 'webhook_rotate_key', 'admin',
              'Gives an endpoint a new private key, and returns its public key; both keys sign during the overlap.'),
             ('function', 'webhook_rotate_secret', 'admin',
-             'Gives an endpoint a new signing secret; both sign during the overlap.'),
+             'Gives an endpoint a new signing secret, and returns it; both sign during the overlap.'),
             ('function', 'webhook_secret', 'admin', 'Returns the newest signing secret of an endpoint.'),
             ('function', 'webhook_set_endpoint', 'admin',
              'Creates or changes an endpoint; parameters that are left out keep their values.'),
@@ -6948,7 +6978,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('table', 'endpoint', 'admin',
              'Endpoints: where events are sent. URL, headers and template are for admin alone.'),
             ('table', 'removed_endpoint', 'read',
-             'Endpoints that were removed; their late deliveries are cancelled.'),
+             'Endpoints that were removed; their late deliveries are cancelled or failed.'),
             ('table', 'secret', 'admin', 'Signing secrets, private keys and HMAC secrets of endpoints.'),
             ('table', 'event', 'read', 'Events as they were emitted.'),
             ('table', 'idempotency', 'read',
@@ -6960,13 +6990,13 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('table', 'dead_letter', 'read', 'Deliveries that FAILED.'),
             ('table', 'attempt', 'read', 'The log of attempts.'),
             ('table', 'breaker', 'read', 'Circuit breakers: one row for each endpoint that has failed.'),
-            ('table', 'alert', 'read', 'Alerts that the worker has yet to tell.'),
+            ('table', 'alert', 'read', 'Alerts that the worker has not raised yet.'),
             ('table', 'stat', 'read',
              'Figures of attempts and finished deliveries by endpoint, in total, by hour and by minute.'),
             ('table', 'alarm', 'read', 'Metrics that are beyond their thresholds, and since when.'),
             ('table', 'sender', 'read', 'Runs of senders that have not ended in order.'),
             ('table', 'share', 'read', 'Which sender serves which part of the endpoints.'),
-            ('table', 'lane', 'read', 'Whose turn it is among deliveries with the same ordering key.'),
+            ('table', 'lane', 'read', 'The event that has the turn, for each endpoint and ordering key.'),
             ('view', 'code', 'read', 'Verdicts and reason codes, and what each of them means.'),
             ('view', 'metrics', 'read', 'Figures of the last 15 minutes and of this moment, with thresholds to alert at.'),
             ('view', 'failed', 'read', 'Dead letters with their events and last attempts.'),
@@ -6986,7 +7016,7 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'refuse_event_type', 'emit', 'Raises the error for an event type that is not valid.'),
             ('part', 'refuse_json', 'emit', 'Refuses an argument of type json, with a HINT to use jsonb.'),
             ('part', 'reported_name', 'emit',
-             'The schema and the table that events report, as JSON; nothing where they are those of the table that fires, as it is then.'),
+             'The schema and the table that events report, as JSON; nothing if events report the name that the table has when it fires.'),
             ('part', 'require_watch', 'emit', 'Refuses a watch whose options do not go together.'),
             ('part', 'require_watchable', 'emit', 'Refuses a watch that is not possible.'),
             ('part', 'trigger_function', 'emit', 'The OID of webhook_trigger(), wherever it is.'),
@@ -6994,22 +7024,22 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'virtual_columns', 'emit', 'The virtual generated columns of a table.'),
             ('part', 'watch', 'emit', 'The work of webhook_watch().'),
             ('part', 'watch_commands', 'emit',
-             'The commands that make the watch of a table what it is to be: none where it is that already.'),
+             'The commands that bring the watch of a table to its new state; none if it has that already.'),
             ('part', 'watch_definitions', 'emit', 'The triggers that a watch would make.'),
             ('part', 'watch_triggers', 'emit', 'The triggers that webhook_watch() has made for the table.'),
             ('part', 'address', 'read', 'The address of an endpoint: its name, or tenant/name.'),
             ('part', 'attempt_reasons', 'read', 'Reason codes of attempts, and what each means.'),
             ('part', 'awaits_its_time', 'read',
-             'Whether nothing of its own but time keeps a delivery back: it is neither in flight nor parked nor behind another.'),
+             'Whether only its time keeps a delivery back: it is neither in flight nor parked nor behind another.'),
             ('part', 'count_limit', 'read',
              'Deliveries are counted up to here, so that a look at a long queue costs no more than one at a short one.'),
             ('part', 'endpoint_reasons', 'read', 'Reason codes of endpoints, and what each means.'),
             ('part', 'endpoint_state', 'read',
-             'Whether anything of the endpoint''s keeps its deliveries back, and what: the first that applies. ''ready'' is nothing.'),
+             'The first thing that keeps the deliveries of an endpoint back, or ''ready''.'),
             ('part', 'gauges', 'read', 'The counts of this moment.'),
             ('part', 'has_time', 'read', 'Whether there is time left until expires_at.'),
             ('part', 'head_of_queue', 'read',
-             'The deliveries of an endpoint, as many as are counted; first those that only time keeps back, and of them the oldest, where those in flight are.'),
+             'The deliveries of an endpoint, up to the limit of counts; first those that only time keeps back, the oldest of them first, where those in flight are.'),
             ('part', 'is_own', 'read', 'Whether a type is one of events of the extension itself.'),
             ('part', 'is_ready', 'read', 'Whether a delivery may be sent now.'),
             ('part', 'is_reason', 'read', 'Whether a text is a reason code.'),
@@ -7019,13 +7049,13 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'masked_url', 'read',
              'A URL without its path and query, for those who may not see credentials.'),
             ('part', 'newest_public_key', 'read', 'The work of webhook_public_key().'),
-            ('part', 'own_origin', 'read', 'For views, which ask with their reader''s rights.'),
+            ('part', 'own_origin', 'read', 'The origin of this installation, for views, which run with the rights of their reader.'),
             ('part', 'payload_size', 'read', 'The bytes of an event''s payload, as text.'),
             ('part', 'reasons', 'read', 'All reason codes, and what each means.'),
             ('part', 'status', 'read', 'The work of webhook_status().'),
             ('part', 'verdicts', 'read', 'All verdicts, and what each means.'),
             ('part', 'wait_in_a_word', 'read',
-             'Why a PENDING delivery waits, as far as it is its own business, in a word: ''due'' for no reason.'),
+             'The own reason of a PENDING delivery to wait, in a word: ''due'' if it has none.'),
             ('part', 'why', 'read', 'The work of webhook_why().'),
             ('part', 'backfill_batch', 'operate', 'Makes one batch of deliveries of webhook_backfill().'),
             ('part', 'begin_backfill', 'operate', 'Begins a run of webhook_backfill().'),
@@ -7033,20 +7063,20 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'discard_event', 'operate',
              'Deletes the dead letters of an event, at one endpoint or at all.'),
             ('part', 'end_test', 'operate',
-             'Waits for the outcome of webhook_test() no longer, and removes its event.'),
+             'Returns the outcome of webhook_test() when there is one, and removes its event.'),
             ('part', 'may_be_queued', 'operate', 'Whether this can be a row of the queue.'),
             ('part', 'pause', 'operate', 'The work of webhook_pause().'),
             ('part', 'queue_test', 'operate', 'Queues the event of webhook_test().'),
             ('part', 'redact_event', 'operate',
-             'Removes an event''s payload and all that receivers answered; when and where it was sent stays known.'),
+             'Removes an event''s payload and all answers of receivers; when and where it was sent stays known.'),
             ('part', 'replay_batch', 'operate', 'Sends one batch of webhook_replay_all().'),
             ('part', 'replay_event', 'operate',
              'Sends an event again, to one endpoint or to all that have a delivery of it.'),
             ('part', 'require_no_transaction_block', 'operate',
-             'Asked by a procedure that commits, before anything else: refuses where it cannot, and says what to do.'),
+             'Refuses a procedure that commits where it cannot commit, and says what to do.'),
             ('part', 'reset_breaker', 'operate', 'The work of webhook_reset_breaker().'),
             ('part', 'resume', 'operate', 'The work of webhook_resume().'),
-            ('part', 'add_figures', 'relay', 'Adds what a sender has counted to webhook.stat.'),
+            ('part', 'add_figures', 'relay', 'Adds the counts of a sender to webhook.stat.'),
             ('part', 'agenda', 'relay',
              'The next page of endpoints with deliveries in the queue, and the position of each.'),
             ('part', 'begin_sender', 'relay',
@@ -7059,29 +7089,29 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'end_senders', 'relay',
              'Ends runs of senders that have left no claim, and their leases.'),
             ('part', 'exchange', 'relay',
-             'Settles what a sender hands in and claims what it asks for, in one call.'),
+             'Settles the outcomes of a sender and claims the deliveries that it asks for, in one call.'),
             ('part', 'expire', 'relay',
              'One step of retention: deletes finished deliveries, events and idempotency keys that are old enough.'),
             ('part', 'expire_figures', 'relay', 'Deletes figures of minutes after a day, and of hours after a month.'),
             ('part', 'expire_waiting', 'relay',
-             'Fails what is not worth sending any more and what was kept back for too long, a page of each.'),
+             'Fails expired deliveries and those that were kept back for too long, a page of each.'),
             ('part', 'forget_removed_endpoints', 'relay',
              'Forgets removed endpoints that no delivery and no counter has any more.'),
             ('part', 'keep_order', 'relay', 'Passes on turns of ordering keys that were missed.'),
             ('part', 'protocol', 'relay', 'The protocol between this SQL and the programs that call it.'),
             ('part', 'raise_alerts', 'relay',
-             'Tells alerts by NOTIFY and events, and returns lines for the log.'),
+             'Raises alerts by NOTIFY and events, and returns lines for the log.'),
             ('part', 'recover', 'relay', 'Releases claims that no sender has any more.'),
             ('part', 'release_shares', 'relay', 'Gives up shares of the endpoints.'),
             ('part', 'sender_settings', 'relay', 'The settings that a relay goes by.'),
-            ('part', 'survey', 'relay', 'What a sender looks at every few seconds.'),
+            ('part', 'survey', 'relay', 'The facts that a sender looks at every few seconds.'),
             ('part', 'take_shares', 'relay',
-             'What a sender holds of the shares, after it has taken its part of what is free.'),
+             'Takes a sender''s part of the free shares, and returns the shares that it holds.'),
             ('part', 'turn_away', 'relay',
              'Ends due deliveries of endpoints whose open breaker does not hold them.');
     END;
--- The meaning of each parameter of the API. 80_comments.sql puts it into the comments of the functions, docs/reference.md shows it.
--- A row without a function stands for every function with a parameter of that name.
+-- The meaning of each parameter of the API. 80_comments.sql puts it into the comments of the functions, docs/reference.md
+-- shows it. A row without a function stands for every function with a parameter of that name.
 CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, parameter text, meaning text)
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC
@@ -7136,7 +7166,7 @@ CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, pa
             ('webhook_replay_all', 'event_type', 'Deliveries of events of this type. Null: of every type.'),
             ('webhook_replay_all', 'status', 'Any of FAILED, SENT and CANCELLED.'),
             ('webhook_replay_all', 'batch_size', 'The procedure commits after so many deliveries.'),
-            ('webhook_test', 'status', 'Returns SENT or FAILED. Leave it out of the call.'),
+            ('webhook_test', 'status', 'Returns SENT, FAILED, or CANCELLED where no sender took it in time. Leave it out of the call.'),
             ('webhook_test', 'status_code', 'Returns the HTTP status of the answer. Leave it out of the call.'),
             ('webhook_test', 'error', 'Returns what went wrong. Leave it out of the call.'),
             ('webhook_test', 'response', 'Returns the beginning of the answer. Leave it out of the call.'),
@@ -7167,18 +7197,52 @@ CREATE OR REPLACE FUNCTION webhook.parameters() RETURNS TABLE (function text, pa
             (NULL, 'level', 'emit, read, operate, admin or relay.');
     END;
 
-CREATE OR REPLACE FUNCTION webhook.parameters_of(routine regprocedure) RETURNS TABLE (parameter text, meaning text)
+-- The meaning of each column that a function of the API returns.
+CREATE OR REPLACE FUNCTION webhook.result_columns() RETURNS TABLE (function text, name text, meaning text)
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+        VALUES
+            ('webhook_set_endpoint', 'id', 'The number of the endpoint, which deliveries refer to.'),
+            ('webhook_set_endpoint', 'secret', 'The signing secret that the extension made, for the receiver; null where it made none.'),
+            ('webhook_set_endpoint', 'changed', 'The columns that have another value now; created for a new endpoint.'),
+            ('webhook_preview', 'url', 'Where the request would go.'),
+            ('webhook_preview', 'headers', 'Its headers, those of the signature included.'),
+            ('webhook_preview', 'body', 'Its body.'),
+            ('webhook_status', 'database', 'This database.'),
+            ('webhook_status', 'health', 'ok, warning or critical: the worst of the problems that reason names.'),
+            ('webhook_status', 'state', 'running; or why nothing is sent: held, disabled, no worker, not preloaded, no relay and the like.'),
+            ('webhook_status', 'reason', 'Every problem, in sentences; null where there is none.'),
+            ('webhook_status', 'worker_pid', 'The process id of the worker; null where there is none.'),
+            ('webhook_status', 'in_flight', 'Requests on the wire, of the worker and of relays.'),
+            ('webhook_status', 'queued', 'Deliveries in the queue; counts end at 10,000.'),
+            ('webhook_status', 'due', 'Of these, deliveries that could be sent now.'),
+            ('webhook_status', 'more', 'Whether there are more than are counted.'),
+            ('webhook_status', 'oldest_due', 'How long the oldest of these has been due.'),
+            ('webhook_status', 'queued_bytes', 'Bytes of the payloads of queued deliveries, estimated.'),
+            ('webhook_status', 'retention_lag', 'How far deletion is behind the settings of retention.'),
+            ('webhook_status', 'last_error', 'The last error of the worker itself.'),
+            ('webhook_status', 'last_error_at', 'When it happened.'),
+            ('webhook_status', 'senders', 'The senders at work: kind, host, version, since, in_flight, shares.');
+    END;
+
+-- Parameters and result columns, in the order of the signature.
+CREATE OR REPLACE FUNCTION webhook.parameters_of(routine regprocedure)
+    RETURNS TABLE (parameter text, meaning text, is_result boolean)
     LANGUAGE sql STABLE
     BEGIN ATOMIC
-        SELECT n.name, m.meaning
+        SELECT n.name, coalesce(r.meaning, m.meaning), n.is_result
         FROM pg_catalog.pg_proc p
-        CROSS JOIN LATERAL unnest(p.proargnames) WITH ORDINALITY AS n (name, ordinal)
+        CROSS JOIN LATERAL (
+            SELECT a.name, a.ordinal, coalesce(p.proargmodes[a.ordinal] IN ('o', 't'), false) AS is_result
+            FROM unnest(p.proargnames) WITH ORDINALITY AS a (name, ordinal)
+        ) n
+        LEFT JOIN webhook.result_columns() r ON n.is_result AND r.function = p.proname AND r.name = n.name
         LEFT JOIN LATERAL (
             SELECT k.meaning FROM webhook.parameters() k
-            WHERE k.parameter = n.name AND (k.function = p.proname OR k.function IS NULL)
+            WHERE NOT n.is_result AND k.parameter = n.name AND (k.function = p.proname OR k.function IS NULL)
             ORDER BY k.function LIMIT 1
         ) m ON true
-        WHERE p.oid = routine AND (p.proargmodes IS NULL OR p.proargmodes[n.ordinal] IN ('i', 'b'))
+        WHERE p.oid = routine
         ORDER BY n.ordinal;
     END;
 -- Levels. There are five, and a role has those that webhook_grant() gave it:
@@ -7190,21 +7254,20 @@ CREATE OR REPLACE FUNCTION webhook.parameters_of(routine regprocedure) RETURNS T
 --   admin    does all of it; manages endpoints, policies and secrets
 --   relay    delivers, for webhook-relay: claims, settles, gets routes with their secrets, and does the upkeep
 --
--- Nobody but webhook_owner has TRIGGER: a trigger on our tables would run as the worker. Nor does anybody get our trigger
--- functions, which run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call
--- the caller's casts and domain checks. Our own triggers need nobody's privilege to fire. webhook_trigger() is made for tables of
--- others, and takes the rights of webhook_owner only when nothing is left of their rows but JSON.
+-- Only webhook_owner has TRIGGER: a trigger on our tables would run as the worker. No role gets our trigger functions, which
+-- run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call the caller's
+-- casts and domain checks. Our own triggers fire without any privilege. webhook_trigger() is made for tables of others, and
+-- takes the rights of webhook_owner only when nothing is left of their rows but JSON.
 
--- One row for each object. A function that people call is two: the thin one and the one that does the work.
+-- One row for each object. A function that people call has two: the thin one and the one that does the work.
 CREATE OR REPLACE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- Called by the views, as whoever reads them, and by CHECKs, as whoever writes; and what the procedures, which commit and so
-    -- webhook_watch() runs as its caller and calls these: each reads the system's catalogs or its arguments alone.
+    -- webhook_watch() runs as its caller and calls these: each reads only the system's catalogs or its arguments.
     called_by_watch CONSTANT text[] :=
         '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
           is_event_type, refuse_event_type, did_you_mean, virtual_columns}';
-    -- Beside those of the API that are a superuser's.
+    -- These belong to the owner alone, beside those of the API that are a superuser's.
     of_the_owner CONSTANT text[] :=
         '{grant_level, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
           recognise_installation, renew_levels, renew_grants, holders}';
@@ -7247,8 +7310,8 @@ BEGIN
     END IF;
 END $$;
 
--- Takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that might
--- be somebody else's.
+-- It takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that
+-- might be somebody else's.
 CREATE OR REPLACE FUNCTION webhook.require_role(role text) RETURNS regrole
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -7272,8 +7335,8 @@ BEGIN
           AND NOT (d.classid = 'pg_proc'::regclass AND d.objid IN (SELECT m.routine FROM webhook.members() m)));
 END $$;
 
--- With its caller's rights: only a superuser can give what is webhook_owner's. Without the library it has the owner's rights
--- instead (sql/portable/90_ownership.sql).
+-- It runs with its caller's rights: only a superuser can grant rights on objects of webhook_owner. Without the library it has
+-- the owner's rights instead (sql/portable/90_ownership.sql).
 CREATE OR REPLACE FUNCTION webhook.grant_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -7290,8 +7353,8 @@ BEGIN
     END IF;
 END $$;
 
--- The roles that have a level. It is recognised by a function of schema webhook that no lesser level has. Those in the schema of
--- the extension do not tell: GRANT .. ON ALL FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
+-- The roles that have a level, found by a function of schema webhook that no lesser level has. Functions in the schema of the
+-- extension prove nothing: GRANT .. ON ALL FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
 CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
@@ -7302,8 +7365,8 @@ CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
         WHERE l.level = holders.level AND a.grantee <> p.proowner;
     END;
 
--- Takes away the level and those that it includes; what another level of the role needs, it keeps. With the last level goes USAGE
--- on the schema of our functions, unless it holds other things too.
+-- Takes away the level and those that it includes; the role keeps the rights that another level of it needs. With the last
+-- level goes USAGE on the schema of our functions, unless that schema holds other things too.
 CREATE OR REPLACE FUNCTION webhook.revoke_level(role text, level text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -7332,7 +7395,7 @@ BEGIN
     END IF;
 END $$;
 
--- Asked before the extension is dropped (src/uninstall.rs): how many deliveries wait, as a sentence has it.
+-- How many deliveries wait, for a sentence of src/uninstall.rs before the extension is dropped.
 CREATE OR REPLACE FUNCTION webhook.unsent() RETURNS text
     LANGUAGE sql STABLE
     RETURN (SELECT CASE WHEN count(*) > webhook.count_limit() THEN 'more than ' || webhook.count_limit()
@@ -7359,9 +7422,9 @@ BEGIN
     END IF;
 END $$;
 -- The functions that people call, in the schema of the extension. Each only hands its arguments to the one in schema webhook
--- that does the work: nothing in webhook ever calls back, because the owner of this schema may rename it and put another in its
--- place. Beside these there are the trigger function webhook_trigger() and two procedures, which commit and so run as their
--- caller: webhook_test() and webhook_replay_all().
+-- that does the work: nothing in webhook ever calls back, because the owner of this schema may rename it and put another in
+-- its place. Beside these there are the trigger function webhook_trigger() and the procedures, which commit and so run as
+-- their caller: webhook_test(), webhook_replay_all() and webhook_backfill().
 
 CREATE OR REPLACE FUNCTION @extschema@.webhook_copy_policy(source text, target text) RETURNS void
     LANGUAGE sql
@@ -7531,10 +7594,9 @@ CREATE OR REPLACE FUNCTION @extschema@.webhook_grant(role text, level text) RETU
 CREATE OR REPLACE FUNCTION @extschema@.webhook_revoke(role text, level text) RETURNS void
     LANGUAGE sql
     RETURN webhook.revoke_level(role, level);
--- For an upgrade: gives every role what its levels have gained.
+-- Gives every role the new rights of its levels, for an upgrade.
 --
--- A role of the level may execute every function of it that is not new: a role that was denied one by hand gets no
--- more.
+-- A role of the level may execute every function of it that is not new: a role that was denied one by hand gets no more.
 CREATE OR REPLACE FUNCTION webhook.renew_levels() RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -7560,12 +7622,12 @@ BEGIN
         PERFORM webhook.grant_level(held.rolname, held.level);
     END LOOP;
 END $$;
--- Plans: which ways the planner may take, by named profiles.
+-- Plans: which kinds of plans the planner may use, by named profiles.
 --
--- A session plans a statement once, often while a table is empty, and has to live with that plan when the table holds a
--- million rows. A profile leaves the planner only ways whose cost depends on the rows that are handled, and not on those
--- that are there. It says of every way whether it is open, so that a function with a profile inherits nothing from a caller
--- with another one. The heads of the functions have no such settings.
+-- A session plans a statement once, often while a table is empty, and uses that plan when the table holds a million rows. A
+-- profile leaves the planner only plans whose cost depends on the rows that are handled, and not on those that are there. It
+-- sets every switch of the planner, so that a function with a profile inherits nothing from a caller with another one. The
+-- heads of the functions have no such settings.
 --
 --   indexed     finds rows by an index, bitmaps of GIN included
 --   row_by_row  joins by an index for each row, and may sort the rows that it has found
@@ -7604,9 +7666,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Compiling takes a hundred times as long as our statements do, and a session that has jit on would have them compiled where a
--- plan's cost is estimated high, as that of a plan is which has to do what enable_seqscan and the like discourage. Not for
--- webhook.emit(): its plans cost next to nothing, and a SET would cost more.
+-- JIT takes a hundred times as long as our statements do. A session that has jit on would compile a plan with a high estimated
+-- cost, and a plan has one if it does what enable_seqscan and the like discourage. webhook.emit() has no such setting: its
+-- plans cost next to nothing, and a SET would cost more.
 DO $$
 DECLARE
     ours record;
@@ -7619,7 +7681,7 @@ BEGIN
         EXECUTE format('ALTER FUNCTION %s SET jit = off', ours.name);
     END LOOP;
 END $$;
--- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has those of
+-- A sentence for every object of the extension, for \d+, \df+ and the tools of others. 66_public_api.sql has the sentences of
 -- the API, 67_parameters.sql those of its parameters.
 
 DO $$
@@ -7650,8 +7712,8 @@ COMMENT ON ROUTINE webhook.alert_about IS 'An alert, until webhook.alert has it.
 COMMENT ON ROUTINE webhook.api IS 'The API as a table.';
 COMMENT ON ROUTINE webhook.api_schema IS
     'The schema of the functions that people call, and whether it holds nothing else.';
-COMMENT ON ROUTINE webhook.as_event_id IS 'The id of an event that a text is; null where it is none.';
-COMMENT ON ROUTINE webhook.backlog_limit IS 'Disk that the deliveries of one endpoint may take before somebody is told.';
+COMMENT ON ROUTINE webhook.as_event_id IS 'A text as the id of an event; null if it is none.';
+COMMENT ON ROUTINE webhook.backlog_limit IS 'Disk space of the deliveries of one endpoint that raises an alert.';
 COMMENT ON ROUTINE webhook.backoff_delay(p webhook.policy, attempts integer, retry_after interval, draw double precision) IS
     'The delay before the next attempt under a policy.';
 COMMENT ON ROUTINE webhook.backoff_delay(policy_name text, attempts integer, retry_after interval) IS
@@ -7660,7 +7722,7 @@ COMMENT ON ROUTINE webhook.call_followers IS
     'Makes deliveries due that waited for the turn of their ordering key.';
 COMMENT ON ROUTINE webhook.cancel_superseded IS
     'Cancels rows that a newer delivery supersedes, and returns the others.';
-COMMENT ON ROUTINE webhook.change IS 'Changes deliveries, and waits for those who have them locked.';
+COMMENT ON ROUTINE webhook.change IS 'Changes deliveries, and tries again while others have them locked.';
 COMMENT ON ROUTINE webhook.check_endpoint IS
     'Trigger: refuses an endpoint that is not valid, with the remedy.';
 COMMENT ON ROUTINE webhook.check_secret IS
@@ -7678,7 +7740,7 @@ COMMENT ON ROUTINE webhook.discard IS
 COMMENT ON ROUTINE webhook.emit_alert IS
     'Emits the event of an alert to the endpoints that subscribe to it.';
 COMMENT ON ROUTINE webhook.emit_changes IS 'Emits a batch of changes of a watched table.';
-COMMENT ON ROUTINE webhook.emit_checked IS 'Emits an event of any kind, and refuses what is not valid.';
+COMMENT ON ROUTINE webhook.emit_checked IS 'Emits an event of any kind, and refuses invalid input.';
 COMMENT ON ROUTINE webhook.emit_events IS
     'Inserts events and their deliveries: one event for each element of the arrays.';
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
@@ -7698,7 +7760,7 @@ COMMENT ON ROUTINE webhook.finish_queued IS
     'Moves deliveries from the queue to the history or the dead letters.';
 COMMENT ON ROUTINE webhook.first_id IS 'The least id of an event of this time.';
 COMMENT ON ROUTINE webhook.first_secret IS 'Makes a secret for an endpoint that has none that is valid.';
-COMMENT ON ROUTINE webhook.follow_clock IS 'Makes due again what waits because the clock was set back.';
+COMMENT ON ROUTINE webhook.follow_clock IS 'Makes deliveries due that wait only because the clock was set back.';
 COMMENT ON ROUTINE webhook.follow IS 'Aggregate: the course of a breaker over outcomes in order.';
 COMMENT ON ROUTINE webhook.foreign_endpoints IS
     'The number of endpoints that belong to another installation.';
@@ -7706,8 +7768,8 @@ COMMENT ON ROUTINE webhook.forget IS
     'Deletes the attempts of deleted deliveries, and events that no delivery has any more.';
 COMMENT ON ROUTINE webhook.forget_removed_endpoint IS
     'Trigger: an endpoint that is inserted again was not removed.';
-COMMENT ON ROUTINE webhook.forget_routes IS 'Lets every session forget its routes at commit.';
-COMMENT ON ROUTINE webhook.free_shares IS 'Shares of the endpoints that no living sender holds.';
+COMMENT ON ROUTINE webhook.forget_routes IS 'Makes every session forget its routes at commit.';
+COMMENT ON ROUTINE webhook.free_shares IS 'Shares that no living sender holds.';
 COMMENT ON ROUTINE webhook.grant_connect IS 'Lets webhook_owner connect to this database.';
 COMMENT ON ROUTINE webhook.grant_level IS 'The work of webhook_grant().';
 COMMENT ON ROUTINE webhook.has_its_turn IS 'Whether the ordering key of a delivery lets it be the probe.';
@@ -7716,9 +7778,9 @@ COMMENT ON ROUTINE webhook.has_secret IS 'Whether requests of an endpoint are si
 COMMENT ON ROUTINE webhook.has_signatures IS 'Whether headers have signatures in their templates.';
 COMMENT ON ROUTINE webhook.header_size_problem IS 'Why headers are too large; null where they are not.';
 COMMENT ON ROUTINE webhook.header_template_problem IS
-    'What is wrong with the templates of headers, and the remedy; null where nothing is.';
+    'The problem of templates in headers, and the remedy; null if there is none.';
 COMMENT ON ROUTINE webhook.header_value_problem IS
-    'What is wrong with the template of one header, and the remedy; no row where nothing is.';
+    'The problem of the template of one header, and the remedy; no row if there is none.';
 COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
 COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in base64; null of a private key.';
 COMMENT ON ROUTINE webhook.hmac_secrets IS
@@ -7744,7 +7806,7 @@ COMMENT ON ROUTINE webhook.judge IS
     'Judges an outcome once: verdict, new status, next attempt and reason code.';
 COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.';
 COMMENT ON ROUTINE webhook.judgement IS 'The meaning of an outcome for its delivery.';
-COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and what it takes on disk.';
+COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and the disk space of its deliveries.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders that may send.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
@@ -7753,15 +7815,15 @@ COMMENT ON ROUTINE webhook.longest_silence IS 'How long a relay may send without
 COMMENT ON ROUTINE webhook.lost_followers IS 'Deliveries on a page of ordering keys that wait for nobody.';
 COMMENT ON ROUTINE webhook.lost_turns IS 'Ordering keys on a page whose delivery has left the queue.';
 COMMENT ON ROUTINE webhook.major_version IS 'The major version of the server.';
-COMMENT ON ROUTINE webhook.manual_update IS 'Trigger: makes an UPDATE of webhook.delivery by hand right.';
+COMMENT ON ROUTINE webhook.manual_update IS 'Trigger: makes a row consistent after an UPDATE of webhook.delivery by hand.';
 COMMENT ON ROUTINE webhook.matching_keys IS 'The keys of all patterns that match an event.';
 COMMENT ON ROUTINE webhook.matching_patterns IS 'The patterns that match a type, and the exclusions.';
 COMMENT ON ROUTINE webhook.max_payload IS 'The largest payload, in bytes.';
 COMMENT ON ROUTINE webhook.may_be_probe IS 'Whether a delivery may be the probe of a breaker.';
 COMMENT ON ROUTINE webhook.merge_latencies IS 'The sum of two histograms of latencies.';
-COMMENT ON ROUTINE webhook.metric_in_words IS 'A metric as a person would say it, with the threshold that it is beyond.';
+COMMENT ON ROUTINE webhook.metric_in_words IS 'A metric in words, with the threshold that it is beyond.';
 COMMENT ON ROUTINE webhook.metric_remedy IS 'The remedy for a metric that is beyond its threshold.';
-COMMENT ON ROUTINE webhook.missing_deliveries IS 'Deliveries that endpoints of a backfill are missing.';
+COMMENT ON ROUTINE webhook.missing_deliveries IS 'The deliveries that endpoints of a backfill do not have yet.';
 COMMENT ON ROUTINE webhook.move_breakers IS 'Moves breakers along the outcomes of a batch.';
 COMMENT ON ROUTINE webhook.named_endpoints IS 'The ids of endpoints that have or had this name.';
 COMMENT ON ROUTINE webhook.new_id IS 'A new id of an event: a UUID of version 7.';
@@ -7781,7 +7843,8 @@ COMMENT ON ROUTINE webhook.origin IS 'The origin that endpoints of this installa
 COMMENT ON ROUTINE webhook.own_delay IS 'The delay of a policy after so many attempts, without Retry-After.';
 COMMENT ON ROUTINE webhook.page_of_events IS 'The next events in the order of their emission.';
 COMMENT ON ROUTINE webhook.parameters IS 'The meaning of each parameter of the API.';
-COMMENT ON ROUTINE webhook.parameters_of IS 'The parameters of a function of the API, and what each means.';
+COMMENT ON ROUTINE webhook.result_columns IS 'The meaning of each column that a function of the API returns.';
+COMMENT ON ROUTINE webhook.parameters_of IS 'The parameters and result columns of a function of the API, and what each means.';
 COMMENT ON ROUTINE webhook.pass_turn(of_endpoint integer, of_key text, from_event uuid) IS
     'Passes the turn of an ordering key on to the next delivery.';
 COMMENT ON ROUTINE webhook.pass_turn() IS 'Passes the turn of an ordering key on to the next delivery.';
@@ -7795,7 +7858,7 @@ COMMENT ON ROUTINE webhook.pick_exceptions IS
 COMMENT ON ROUTINE webhook.policy_of IS 'The policy of that name, or the default.';
 COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
-COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, as GRANT is told them.';
+COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, in the words of GRANT.';
 COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe.';
 COMMENT ON ROUTINE webhook.problems IS 'The problems of delivery as a whole, each with its weight.';
 COMMENT ON ROUTINE webhook.protect_policy IS
@@ -7808,7 +7871,7 @@ COMMENT ON ROUTINE webhook.queue_of IS 'The deliveries of an endpoint in the que
 COMMENT ON ROUTINE webhook.reason_in_words IS 'A reason code, for people.';
 COMMENT ON ROUTINE webhook.reason_of IS 'The reason code of an outcome that is no success.';
 COMMENT ON ROUTINE webhook.recall_only_route IS
-    'The remembered route of an event type that one endpoint wants, in one number; null where it is not that.';
+    'The remembered route of an event type, in one number; null unless one endpoint without a filter wants it.';
 COMMENT ON ROUTINE webhook.recall_routes IS
     'The routes that this session remembers; null where it remembers none.';
 COMMENT ON ROUTINE webhook.recognise_installation IS
@@ -7824,11 +7887,11 @@ COMMENT ON ROUTINE webhook.remember_removed_endpoint IS 'Trigger: notes the remo
 COMMENT ON ROUTINE webhook.remember_routes IS 'Lets this session remember the routes of an event type.';
 COMMENT ON ROUTINE webhook.remove_endpoint IS 'The work of webhook_remove_endpoint().';
 COMMENT ON ROUTINE webhook.render_request IS 'The request that an attempt would send now.';
-COMMENT ON ROUTINE webhook.renew_grants IS 'Gives roles what their levels have gained by an upgrade.';
+COMMENT ON ROUTINE webhook.renew_grants IS 'Gives roles the new rights of their levels, after an upgrade.';
 COMMENT ON ROUTINE webhook.renew_levels IS 'The work of webhook.renew_grants().';
 COMMENT ON ROUTINE webhook.requeue IS
     'Moves deliveries back to the queue, due now and from the first attempt.';
-COMMENT ON ROUTINE webhook.requeued IS 'A delivery as it is when it is queued again.';
+COMMENT ON ROUTINE webhook.requeued IS 'The row of a delivery that is queued again.';
 COMMENT ON ROUTINE webhook.require_batch_size IS 'Refuses a batch size that is not positive.';
 COMMENT ON ROUTINE webhook.require_endpoint IS 'The id of an endpoint; refuses one that does not exist.';
 COMMENT ON ROUTINE webhook.require_endpoints IS
@@ -7855,13 +7918,13 @@ COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret()
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
 COMMENT ON ROUTINE webhook.route_stamp IS 'The versions of the rows that a route is made of.';
 COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
-    'URL, headers and secrets of endpoints, for the sender.';
+    'The endpoints that want an event type, each with its max_attempts.';
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
     'URL, headers and secrets of endpoints, for the sender.';
-COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: lets every session forget its routes.';
+COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: makes every session forget its routes.';
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
-COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, as people are told of them.';
+COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, for people.';
 COMMENT ON ROUTINE webhook.server_mark IS
     'A mark that tells this server from one that a dump was restored to.';
 COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
@@ -7890,7 +7953,7 @@ COMMENT ON ROUTINE webhook.unsent IS
 COMMENT ON ROUTINE webhook.url_problem IS
     'Why the settings of this server forbid a URL; null where they do not.';
 COMMENT ON ROUTINE webhook.verdict IS 'The meaning of an outcome under a policy.';
-COMMENT ON ROUTINE webhook.wake() IS 'Has the worker of this database look at everything, at commit.';
+COMMENT ON ROUTINE webhook.wake() IS 'Makes the worker of this database look at everything, at commit.';
 COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
     'Wakes the worker for endpoints that have something due at that time, at commit.';
 COMMENT ON ROUTINE webhook.wake_endpoint IS 'The same for one endpoint.';
@@ -7917,7 +7980,7 @@ COMMENT ON ROUTINE webhook.wire_time IS 'A time as the body of a request has it.
 COMMENT ON ROUTINE webhook.withdraw_grants IS 'Takes back the rights that would outlive the extension.';
 COMMENT ON ROUTINE webhook.worker_report IS 'The last report of the worker of this database.';
 COMMENT ON ROUTINE webhook.worker_state IS 'The state of the worker, and what to do about it.';
-COMMENT ON ROUTINE webhook.within_byte_rooms IS 'Of picked deliveries, those that fit into the bytes that each endpoint and all of them may have in flight.';
+COMMENT ON ROUTINE webhook.within_byte_rooms IS 'The picked deliveries that fit into the bytes that each endpoint and all of them may have in flight.';
 COMMENT ON ROUTINE webhook.write_installation IS 'Gives the installation an id.';
 COMMENT ON TYPE webhook.backfill IS 'Where a run of webhook_backfill() stands.';
 COMMENT ON TYPE webhook.judgement IS 'The meaning of the end of an attempt for its delivery: 40_judgement.sql.';
@@ -8018,7 +8081,7 @@ COMMENT ON COLUMN webhook.delivery.attempts IS 'Attempts so far.';
 COMMENT ON COLUMN webhook.delivery.max_attempts IS 'Most attempts, as the policy had it at the emission.';
 COMMENT ON COLUMN webhook.delivery.next_attempt_at IS 'When the next attempt is due.';
 COMMENT ON COLUMN webhook.delivery.wait_reason IS
-    'Why the delivery waits, of its own: new, retry, replayed, scheduled or parked.';
+    'The delivery''s own reason to wait: new, retry, replayed, scheduled or parked.';
 COMMENT ON COLUMN webhook.delivery.waits_for IS 'The event whose turn it is by the ordering key.';
 COMMENT ON COLUMN webhook.delivery.expires_at IS 'When the delivery fails if it was not sent.';
 COMMENT ON COLUMN webhook.delivery.ordering_key IS
@@ -8070,7 +8133,7 @@ COMMENT ON COLUMN webhook.alert.kind IS 'The change that it tells of: degraded, 
 COMMENT ON COLUMN webhook.alert.reason IS 'Why it happened: a code of webhook.code.';
 COMMENT ON COLUMN webhook.alert.error IS 'The error, as a sentence.';
 COMMENT ON COLUMN webhook.alert.is_own IS
-    'Whether an event of ours is the cause; then no other one tells it.';
+    'Whether an event of the extension is the cause; then it raises no other event.';
 COMMENT ON COLUMN webhook.alert.deliveries IS 'Deliveries that failed.';
 COMMENT ON COLUMN webhook.alert.event_ids IS 'Some of their events.';
 COMMENT ON COLUMN webhook.alert.raised_at IS 'When it happened.';
@@ -8082,7 +8145,7 @@ COMMENT ON COLUMN webhook.stat.begins_at IS 'When the hour or minute begins; -in
 COMMENT ON COLUMN webhook.stat.attempts IS 'Attempts that ended; those that failed are attempts - sent.';
 COMMENT ON COLUMN webhook.stat.sent IS 'Deliveries that were SENT.';
 COMMENT ON COLUMN webhook.stat.failed IS 'Deliveries that FAILED.';
-COMMENT ON COLUMN webhook.stat.retried IS 'Deliveries of both that needed a retry.';
+COMMENT ON COLUMN webhook.stat.retried IS 'Deliveries among sent and failed that needed a retry.';
 COMMENT ON COLUMN webhook.stat.retries IS 'Retries of all of them.';
 COMMENT ON COLUMN webhook.stat.attempt_latency IS
     'Histogram of the duration of attempts: classes, eight to a doubling of milliseconds, and numbers.';
@@ -8095,11 +8158,11 @@ COMMENT ON COLUMN webhook.alarm.raised_at IS 'Since when it is beyond its thresh
 COMMENT ON COLUMN webhook.sender.id IS 'Number of the run, under which it claims.';
 COMMENT ON COLUMN webhook.sender.kind IS 'worker, of the server; or relay.';
 COMMENT ON COLUMN webhook.sender.pid IS 'The backend of its session.';
-COMMENT ON COLUMN webhook.sender.role IS 'As which the session has logged in.';
+COMMENT ON COLUMN webhook.sender.role IS 'The login role of the session.';
 COMMENT ON COLUMN webhook.sender.host IS 'Where a relay runs.';
 COMMENT ON COLUMN webhook.sender.version IS 'Its version.';
 COMMENT ON COLUMN webhook.sender.begun_at IS 'When the run began.';
-COMMENT ON COLUMN webhook.sender.in_flight IS 'Requests in flight, as a relay has last told.';
+COMMENT ON COLUMN webhook.sender.in_flight IS 'Requests in flight, by the last report of a relay.';
 COMMENT ON COLUMN webhook.sender.lost_at IS 'When another sender noticed that its session has ended.';
 COMMENT ON COLUMN webhook.share.number IS 'The remainder of the ids of its endpoints.';
 COMMENT ON COLUMN webhook.share.total IS 'The number of shares when it was taken.';
@@ -8123,7 +8186,7 @@ COMMENT ON COLUMN webhook.metrics.meaning IS 'The meaning of the figure.';
 
 COMMENT ON COLUMN webhook.failed.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.failed.event_type IS 'The type of the event.';
-COMMENT ON COLUMN webhook.failed.endpoint IS 'Name of the endpoint.';
+COMMENT ON COLUMN webhook.failed.endpoint IS 'The address of the endpoint: its name, or tenant/name.';
 COMMENT ON COLUMN webhook.failed.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.failed.created_at IS 'When the event was emitted.';
 COMMENT ON COLUMN webhook.failed.failed_at IS 'When the delivery failed.';
@@ -8186,14 +8249,14 @@ BEGIN
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', entry.leaf, entry.attname, entry.comment);
     END LOOP;
 END $$;
--- The end of the install script and of every upgrade script: all that is ours belongs to webhook_owner, and nobody else has any
--- right to it.
+-- The end of the install script and of every upgrade script: all objects of the extension belong to webhook_owner, and nobody
+-- else has any right to them.
 --
 -- An upgrade script replaces everything first. Until then it calls no function of ours and writes no table of ours that has a
 -- trigger: the old code would run as the superuser who upgrades.
 --
--- No client can be webhook_owner, and it can do nothing but what its own objects need, so a hole in our code is a hole in webhooks
--- and not in the server. Superuser rights are used while such a script runs, and never again.
+-- No client can be webhook_owner, and it can do nothing but what its own objects need, so a hole in our code is a hole in
+-- webhooks and not in the server. Superuser rights are used while such a script runs, and never again.
 
 -- Two databases may create the extension at the same moment: the second waits for the first and finds the role. Before 17 a
 -- background worker cannot connect as a role without LOGIN; there nobody else can connect as one that has no connections.
@@ -8216,9 +8279,9 @@ BEGIN
     PERFORM webhook.require_safe_owner();
 END $$;
 
--- First the owner, then the rights: in this order the server notes, for dumps, what it finds in the end. An object that is
--- webhook_owner's already was there before an upgrade, and keeps the rights that webhook_grant() has given. Default privileges,
--- anybody's, have given rights to all that is new.
+-- The owner comes first, then the rights: in this order the server notes, for dumps, the rights that it finds in the end. An
+-- object that belongs to webhook_owner already was there before an upgrade, and keeps the rights that webhook_grant() has
+-- given. Default privileges, anybody's, have given rights to all new objects.
 DO $$
 DECLARE
     ours record;
@@ -8246,7 +8309,7 @@ BEGIN
             WHERE d.classid = 'pg_type'::regclass AND t.oid = d.objid AND t.typcategory <> 'A' AND coalesce(r.relkind, 'c') = 'c'
         ) o
         WHERE d.deptype = 'e' AND o.owner <> to_regrole('webhook_owner')
-        ORDER BY o.kind = 'SEQUENCE'                    -- one that a column owns follows its table
+        ORDER BY o.kind = 'SEQUENCE'                    -- a sequence that a column owns follows its table
     LOOP
         EXECUTE format('ALTER %s %s OWNER TO webhook_owner', ours.kind, ours.name);
         FOR granted IN
@@ -8256,14 +8319,14 @@ BEGIN
                            CASE granted.grantee WHEN 0 THEN 'PUBLIC' ELSE granted.grantee::regrole::text END);
         END LOOP;
         IF ours.acl IS NOT NULL THEN
-            -- Default privileges may have taken from an owner too.
+            -- Default privileges may have taken rights from an owner too.
             EXECUTE format('GRANT ALL ON %s %s TO webhook_owner', ours.kind, ours.name);
         END IF;
     END LOOP;
 END $$;
--- An upgrade may bring functions, tables and views that a level of webhook_grant() has: roles that had the level get them.
+-- An upgrade may bring functions, tables and views that belong to a level: roles with the level get them.
 SELECT webhook.renew_grants();
--- The last words of CREATE EXTENSION: start delivering when it commits, or say what is missing.
+-- The end of CREATE EXTENSION: delivery starts when it commits, or a WARNING says what is missing.
 
 DO $$
 BEGIN
