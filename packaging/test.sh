@@ -62,7 +62,11 @@ later "$extension"
 later webhook-relay
 boot_machine
 start_receiver
-apt install "postgresql-$pg" ca-certificates
+if [ -e "$root/packages/postgresql-$pg.deb" ]; then
+    apt install "/packages/postgresql-$pg.deb" ca-certificates
+else
+    apt install "postgresql-$pg" ca-certificates
+fi
 files >"$machines/$pg.before"
 
 step "install"

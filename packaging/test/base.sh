@@ -1,6 +1,7 @@
 #!/bin/sh
 # base.sh PG DIRECTORY: a bare system whose distribution has a package of that server, as DIRECTORY/PG.tar. It has
-# the packages that ours depend on in the cache of apt, so tests need no network.
+# the packages that ours depend on in the cache of apt, so tests need no network. No release of Debian has PostgreSQL 16:
+# the package /packages/postgresql-16.deb is made of the server that the tests fetch.
 set -eu
 
 pg=$1
@@ -8,11 +9,13 @@ directory=$2
 tar=$directory/$pg.tar
 [ -f "$tar" ] && exit
 
+server=postgresql-$pg
 case $pg in
 15) suite=bookworm ;;
+16) suite=bookworm server=/packages/postgresql-16.deb ;;
 17) suite=trixie ;;
 18) suite=forky ;;
-*) echo "No release of Debian has a package of PostgreSQL $pg." >&2; exit 1 ;;
+*) echo "There is no package of PostgreSQL $pg." >&2; exit 1 ;;
 esac
 script=/usr/share/debootstrap/scripts/$suite
 [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
@@ -34,6 +37,10 @@ Acquire::Check-Valid-Until "false";
 END
 echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/test"
 chroot "$root" apt-get update -qq
-chroot "$root" apt-get install -qq --download-only "postgresql-$pg" ca-certificates systemd >/dev/null
+if [ "$server" != "postgresql-$pg" ]; then
+    mkdir "$root/packages"
+    "$(dirname "$0")/server.sh" "$pg" "$directory/../postgresql-$pg" "$root$server"
+fi
+chroot "$root" apt-get install -qq --download-only "$server" ca-certificates systemd >/dev/null
 tar --create --file "$tar.new" --directory "$root" .
 mv "$tar.new" "$tar"
