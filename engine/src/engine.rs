@@ -17,7 +17,7 @@ use crate::store::{Due, Store};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
-/// Of an exchange that met a person who moved the same rows, before it counts as an error.
+/// Reruns of an exchange that met a person who moved the same rows, before it counts as an error.
 const MOST_RERUNS: u32 = 10;
 const FIRST_ERROR_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_ERROR_PAUSE: Duration = Duration::from_secs(10);
@@ -28,12 +28,12 @@ const LONGEST_LOCK_PAUSE: Duration = Duration::from_secs(1);
 pub struct Config {
     /// Requests in flight, of all endpoints together.
     pub max_in_flight: usize,
-    /// Everything is looked at this often, whatever is told meanwhile.
+    /// The engine looks at everything this often, whatever commits tell meanwhile.
     pub poll_interval: Duration,
     pub stale_after: Duration,
 }
 
-/// What the engine may not do now.
+/// Work that the engine may not do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
     /// Outcomes are settled all the same.
@@ -47,13 +47,13 @@ pub enum Hold {
 pub enum End {
     /// The SQL is not there any more.
     Gone,
-    /// It was dropped and made anew: begin anew too.
+    /// The SQL was dropped and made anew: begin anew too.
     Replaced,
-    /// Requests in flight cannot be settled: whoever comes when both speak one protocol again recovers them.
+    /// Requests in flight cannot be settled: the next sender that speaks the protocol of the SQL recovers them.
     OtherProtocol,
 }
 
-/// What the host is to say in its log.
+/// A message for the host's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     Error(String),
@@ -73,7 +73,7 @@ pub struct Engine<S, W> {
     pub(crate) installation: String,
     pub(crate) database: String,
     pub(crate) hold: Option<Hold>,
-    /// Taken when first something may be claimed.
+    /// Taken when something may be claimed for the first time.
     pub(crate) sender: Option<i32>,
     /// The run before it, which has lost its session.
     pub(crate) earlier: Option<i32>,
@@ -88,7 +88,7 @@ pub struct Engine<S, W> {
     pub(crate) notices: Vec<Notice>,
     pub(crate) settling: Settling,
     errors_in_a_row: u32,
-    /// Of the last exchange that has failed, until one succeeds.
+    /// The message of the last exchange that failed, until one succeeds.
     last_error: Option<String>,
     reruns: u32,
     pub(crate) next_turning_away: Instant,
@@ -165,7 +165,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Less is claimed at a time, until it is not short any more.
+    /// Less is claimed at a time, until memory is not short any more.
     pub fn memory_is_short(&mut self) {
         self.budget.halve();
     }
@@ -189,7 +189,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Takes what has ended from the wire.
+    /// Takes outcomes from the wire.
     pub(crate) fn collect(&mut self) {
         let mut failed = HashSet::new();
         for outcome in self.wire.take_outcomes() {
@@ -255,7 +255,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         if self.hold == Some(Hold::Writing) {
             return Ok(self.config.poll_interval);
         }
-        // After an error they go one by one, so that trouble with one never keeps the others back.
+        // After an error outcomes and claims go one by one, so that trouble with one never keeps the others back.
         let cautious = self.errors_in_a_row > 0;
         let settles = self.settling.wait(now).is_none();
         if cautious && settles {
@@ -280,7 +280,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         Ok(pause.min(self.turn_away(now)).min(self.until_next(now)))
     }
 
-    /// What waits for an endpoint that nothing is sent to now, or that is another one, is given back.
+    /// Gives claims back that wait for the endpoint, if it gets nothing now or has changed.
     pub(crate) fn learn(&mut self, due: &Due, now: Instant) {
         let id = due.endpoint_id;
         let was_closed = self.admission.breaker_is_closed(id);
@@ -299,7 +299,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// How many requests to these endpoints may be under way from now on.
+    /// Tells the wire how many requests to these endpoints may be under way from now on.
     pub(crate) fn tell_limits(&self, endpoints: impl IntoIterator<Item = i32>) {
         let limit = |id| (id, self.admission.limit(id));
         let limits: Vec<_> = endpoints.into_iter().map(limit).collect();
@@ -308,7 +308,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Gives back what has not gone out yet, of these claims.
+    /// Gives these claims back, but for those that have gone out already.
     pub(crate) fn withdraw(&mut self, which: impl Fn(&Key) -> bool) {
         for key in self.wire.withdraw(&which) {
             self.ledger.end(Ending::released(key));

@@ -37,7 +37,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Settles what has ended and claims nothing.
+    /// Settles outcomes and claims nothing.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
         match self.ledger.has_endings() {
             true => self
@@ -47,7 +47,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// One that cannot be settled, say under a policy with an impossible delay, is set aside and must not keep
+    /// An outcome that cannot be settled, say under a policy with an impossible delay, is set aside and must not keep
     /// the others back.
     pub(crate) fn settle_one_by_one(&mut self) -> Result<(), Trouble> {
         let mut endings = self
@@ -77,7 +77,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         Ok(())
     }
 
-    /// Hands in what has ended, at most so much; where that fails, it stays here.
+    /// Hands in outcomes, at most so many; where that fails, they stay here.
     pub(crate) fn hand_in(&mut self, most: usize, wishes: Wishes) -> Result<Duration, Trouble> {
         let mut endings = self.ledger.take_endings(most);
         let wishes = self.about(&endings, wishes);
@@ -94,7 +94,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             }
             Err(trouble) => {
                 self.look_for_lock(&trouble, endings.len());
-                // Where they are settled already, nobody hears what has become of them: figures lack all of it.
+                // If they are settled already, nobody hears how: figures lack all of it.
                 if trouble.commit_unknown {
                     endings
                         .iter_mut()
@@ -106,7 +106,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Adds the endpoints that there is something to ask about.
+    /// Adds the endpoints to ask about.
     fn about(&self, endings: &[Ending], wishes: Wishes) -> Wishes {
         let wished = wishes.of_endpoints.iter().map(|wish| wish.endpoint_id);
         let mut asked: Vec<i32> = wished.collect();
@@ -129,7 +129,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// It is committed: hand the claims to the wire, and see when to come back.
+    /// The exchange is committed: hands the claims to the wire, and says when to come back.
     fn exchanged(
         &mut self,
         endings: Vec<Ending>,
@@ -207,7 +207,6 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 }
 
-/// How many deliveries of an endpoint were claimed.
 #[derive(Clone, Copy, Default)]
 struct Got {
     all: usize,

@@ -1,15 +1,15 @@
-//! The engine of a sender: it decides when to ask the database for which deliveries, and for how many, whoever hosts it.
+//! The engine of a sender: it decides when to ask the database for which deliveries, and for how many.
 //!
-//! The engine knows neither how SQL is run nor how requests are sent. A host lends it a [`Store`], whose calls are one
-//! transaction and one statement each, and a [`Wire`]. [`Engine::turn`] takes outcomes, exchanges them in the database for
-//! deliveries that are due, hands those to the wire, and says how long there is nothing to do. The host waits: for
-//! outcomes, for somebody's commit, for signals.
+//! The engine knows neither how SQL is run nor how requests are sent. A host lends it a [`Store`], whose calls are
+//! one transaction and one statement each, and a [`Wire`]. [`Engine::turn`] takes outcomes, exchanges them in the
+//! database for deliveries that are due, hands those to the wire, and says how long there is nothing to do. The host
+//! waits: for outcomes, for somebody's commit, for signals.
 //!
 //! - `engine` has the turn, and `exchange` its call of the database: outcomes go in, claims come out
 //! - `agenda` knows when each endpoint has something due, `admission` how much it may get, and `wishes` asks for that
 //! - `shares` sees to it that an endpoint has one sender at a time
-//! - `ledger` has the requests in flight and the outcomes; while a table is locked, `settling` has the pace, and `blind`
-//!   claims without a look at breakers
+//! - `ledger` has the requests in flight and the outcomes; while a table is locked, `settling` has the pace, and
+//!   `blind` claims without a look at breakers
 //! - `turning_away` ends deliveries behind an open breaker that holds nothing
 //! - `housekeeping` does the work of every few seconds: `recovery` and `retention` are parts of it
 //! - `drain` ends a sender

@@ -7,9 +7,9 @@ use crate::store::Store;
 use crate::wire::Wire;
 
 impl<S: Store, W: Wire> Engine<S, W> {
-    /// Ends what is due for endpoints whose open breaker holds nothing, and says when to do so again. It has a
-    /// transaction of its own: what somebody's trigger does not let end must not keep deliveries back. Not in every
-    /// turn: each time counts in the metrics, and so leaves a version of their rows.
+    /// Ends due deliveries of endpoints whose open breaker holds nothing, and says when to do so again. It has a
+    /// transaction of its own: a trigger of somebody's that does not let a delivery end must not keep the others
+    /// back. It does not run in every turn: each time counts in the metrics, and so leaves a version of their rows.
     pub(crate) fn turn_away(&mut self, now: Instant) -> Duration {
         const PAGE: i32 = 1000;
         const EVERY: Duration = Duration::from_millis(250);
@@ -22,7 +22,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             return self.next_turning_away - now;
         }
         let pause = match self.store.turn_away(endpoints, PAGE) {
-            // Whoever commits more wakes us.
+            // A commit that has more wakes us.
             Ok(0) => return Duration::MAX,
             Ok(turned_away) => {
                 self.housekeeping.expect_alerts();

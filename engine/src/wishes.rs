@@ -1,4 +1,5 @@
-//! The claims that an exchange asks for: endpoints with something due, as many deliveries as admission and memory allow.
+//! The claims that an exchange asks for: endpoints with something due, as many deliveries as admission and memory
+//! allow.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use crate::wire::Wire;
 
 impl<S: Store, W: Wire> Engine<S, W> {
     pub(crate) fn wishes(&mut self, cautious: bool, now: Instant) -> Result<Wishes, Trouble> {
-        // Whoever claims has a number.
+        // A sender claims under its number.
         self.sender()?;
         if let Some(after) = self.agenda.look_after(now) {
             let begun = Instant::now();
@@ -30,7 +31,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
             .filter(|id| !self.admission.has_learnt_of(*id))
             .collect();
         let wishes = self.wishes_of(asking, cautious, now)?;
-        // There is no room for newcomers, and it may be none.
+        // There is no room for newcomers, and there may be none for long.
         for wish in &wishes.of_endpoints {
             unknown.remove(&wish.endpoint_id);
         }
@@ -54,7 +55,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let widened = self.admission.take_widened();
         self.tell_limits(widened);
         if cautious {
-            // One at a time, each turn another one: what cannot be claimed must not stop the rest.
+            // One at a time, each turn another one: a delivery that cannot be claimed must not stop the rest.
             wishes.truncate(1);
             wishes
                 .iter_mut()

@@ -54,7 +54,8 @@ fn queues_are_read_from_where_they_were_read_to_also_where_nothing_is_wished_for
     engine.turn().unwrap();
     assert_eq!(engine.store.asked.last().unwrap().about, [(1, 7.0)]);
 
-    // It ended meanwhile, and 2 is wished for alone: the position of 1 is 9 by now, and a commit tells of something earlier.
+    // A request ended meanwhile, and 2 is wished for alone: the position of 1 is 9 by now, and a commit tells of
+    // something earlier.
     engine.ledger.end(Ending::released(key(3)));
     engine.tell_of_commit(due_now(2, 1.0));
     engine.hold(Some(Hold::Claiming));

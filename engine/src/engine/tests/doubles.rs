@@ -27,7 +27,7 @@ pub struct Asked {
     pub without_breakers: bool,
 }
 
-/// A store that answers as it was told to, and with nothing when it was told nothing more.
+/// A store that answers as it was told to, and then with nothing.
 #[derive(Default)]
 pub struct Scripted {
     pub agenda: Vec<Due>,
@@ -37,14 +37,14 @@ pub struct Scripted {
     pub looks: usize,
     pub lost_claims: i64,
     pub recoveries_from_the_beginning: usize,
-    /// All of them where nothing is said.
+    /// All shares where a test sets none.
     pub shares: Option<Shares>,
     pub released_shares: Vec<i32>,
     /// Runs that the last one named as its own.
     pub earlier: Vec<i32>,
     pub upkeep: usize,
     pub rings: usize,
-    /// Of the next addition to the counters.
+    /// The answer to the next addition to the counters.
     pub trouble_with_figures: Option<Trouble>,
 }
 
@@ -181,7 +181,7 @@ impl Store for Scripted {
     }
 }
 
-/// Keeps what is submitted until the test answers it.
+/// Keeps submitted attempts until the test answers them.
 #[derive(Default)]
 pub struct Held {
     pub submitted: RefCell<Vec<Key>>,

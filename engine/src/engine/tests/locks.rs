@@ -40,7 +40,7 @@ fn claims_of_endpoints_that_are_well_go_on_while_breakers_are_locked() {
     let mut engine = with_claims(1);
     engine.wire.answer(200);
     engine.turn().unwrap();
-    // One that the engine has heard nothing of, and one whose breaker is open.
+    // An endpoint that the engine has heard nothing of, and one whose breaker is open.
     let others = [(2, true), (3, false)].map(|(endpoint_id, breaker_is_closed)| Due {
         endpoint_id,
         ..due(breaker_is_closed)
@@ -58,7 +58,7 @@ fn claims_of_endpoints_that_are_well_go_on_while_breakers_are_locked() {
     assert_eq!(asked.about, [(1, BEGINNING)]);
     assert_eq!((engine.in_flight(), engine.trouble()), (2, None));
 
-    // Whoever holds the engine holds it now too.
+    // A hold still holds.
     engine.hold(Some(Hold::Claiming));
     let asked = engine.store.asked.len();
     engine.tell_of_commit(Wake::Anything);

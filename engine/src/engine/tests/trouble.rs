@@ -62,7 +62,7 @@ fn an_outcome_that_cannot_be_stored_is_set_aside_and_keeps_no_other_back() {
     let mut engine = with_claims(3);
     engine.wire.answer(200);
     let impossible = || Err(Trouble::new("22008", "interval out of range"));
-    // All of them, and then the first of three.
+    // All of them fail together, and then the first of three.
     engine.store.answers.extend([impossible(), impossible()]);
     engine.turn().unwrap();
     engine.turn().unwrap();
