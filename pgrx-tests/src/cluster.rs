@@ -27,7 +27,7 @@ const HOST: &str = "127.0.0.1";
 
 pub struct Cluster {
     programs: PathBuf,
-    /// The server's own program.
+    /// The program of the server, which may be a copy.
     postgres: PathBuf,
     directory: ServerDirectory,
     port: u16,
@@ -77,7 +77,7 @@ impl Cluster {
         config
     }
 
-    /// The same as a text, by this port or that of a proxy.
+    /// The same as text, by this port or that of a proxy.
     pub fn address(&self, port: u16, database: &str) -> String {
         format!(
             "host={HOST} port={port} user={} dbname={database}",

@@ -48,7 +48,6 @@ A role needs a level, from `webhook_grant(role, level)`: `emit`, `read`, `operat
 | level | what a role may do: `emit`, `read`, `operate`, `admin`, `relay` |
 ";
 
-/// The whole page.
 pub fn markdown(database: &Database) -> String {
     let client = &mut database.connect();
     let mut page = INTRODUCTION.to_owned();
@@ -102,7 +101,7 @@ fn routines(client: &mut Client, page: &mut String) {
     parameters(client, page, &documented);
 }
 
-/// Of all functions with this name.
+/// The parameters of all functions with this name.
 fn parameters(client: &mut Client, page: &mut String, function: &str) {
     let parameters = client.query(
         "SELECT d.parameter, d.meaning FROM webhook.members() m
@@ -120,7 +119,7 @@ fn parameters(client: &mut Client, page: &mut String, function: &str) {
     }
 }
 
-/// A line for each of them.
+/// A line for each argument.
 fn in_lines(arguments: &str) -> String {
     match arguments {
         "" => String::new(),

@@ -83,21 +83,21 @@ impl Builder {
         self
     }
 
-    /// Of the version whose pg_config this variable of the environment names, instead of PG_CONFIG.
+    /// Takes the version whose pg_config this variable of the environment names, instead of PG_CONFIG.
     pub fn version_of(mut self, variable: &str) -> Builder {
         self.programs = pg_config::bin_directory(variable);
         self
     }
 
-    /// Of the version that this pg_config belongs to; nothing where there is none.
+    /// Takes the version that this pg_config belongs to; nothing where there is none.
     pub fn version_at(mut self, pg_config: &Path) -> Option<Builder> {
         let output = Command::new(pg_config).arg("--bindir").output().ok()?;
         self.programs = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
         Some(self)
     }
 
-    /// Whether its pg_dump makes of a table of this server no more than the table. Minor releases may keep something in the
-    /// catalogs that the programs of another version have to know of, or pg_upgrade fails whatever is in the database.
+    /// Whether its pg_dump adds nothing to a table of this server. Minor releases may keep something in the catalogs
+    /// that the programs of another version have to know of, or pg_upgrade fails whatever is in the database.
     pub fn dumps_plainly(&self, old: &Cluster) -> bool {
         let mut session = old.connect("postgres");
         let table = "CREATE TABLE IF NOT EXISTS plain (a int)";
@@ -150,7 +150,7 @@ impl Builder {
         })
     }
 
-    /// A physical copy, as of this moment, with the original's settings but for the port and those added here.
+    /// A physical copy, as of this moment, with the original's settings, except the port and the settings added here.
     pub fn start_copy_of(mut self, original: &Cluster) -> Cluster {
         self.superuser.clone_from(&original.superuser);
         self.start_with(|cluster| {
@@ -160,7 +160,7 @@ impl Builder {
         })
     }
 
-    /// A standby that follows `primary`, with its settings but for the port and those added here.
+    /// A standby that follows `primary`, with its settings, except the port and the settings added here.
     pub fn start_standby_of(mut self, primary: &Cluster) -> Cluster {
         self.superuser.clone_from(&primary.superuser);
         self.start_with(|cluster| {

@@ -107,7 +107,7 @@ impl Cluster {
         self.start_server();
     }
 
-    /// Where a server has given up by itself, and is to be started again. One that restarts itself is waited for.
+    /// Starts a server that has given up by itself. Waits for one that restarts itself.
     pub fn start_if_it_has_ended(&mut self) {
         let config = self.config("postgres");
         let runs = wait::until("the server to run or to end", || {

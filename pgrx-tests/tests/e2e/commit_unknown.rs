@@ -1,5 +1,5 @@
-//! A sender whose connection breaks between the server's commit and the answer does not know what became of it: it settles
-//! again in another session, and nothing is counted, logged or sent twice.
+//! A sender whose connection breaks between the server's commit and the answer does not know whether its outcomes are
+//! settled: it settles again in another session, and nothing is counted, logged or sent twice.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! README.md and docs/: what they tell people to run does run, or fails as they say, and their links lead somewhere.
+//! README.md and docs/: statements that they tell people to run do run, or fail as they say, and their links lead
+//! somewhere.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,7 @@ const SHOP: &str = include_str!("documents/shop.sql");
 const ENDPOINTS: &str = include_str!("documents/endpoints.sql");
 /// In the place of '..', which stands for the id of an event.
 const EVENT: &str = "01a1e312-6c6e-71fe-ab1c-32c85f00efd8";
-/// Another test runs what these say, in places that are made for it; reference.md has only synopses.
+/// Another test runs the statements of these pages, in places that are made for it; reference.md has only synopses.
 const ELSEWHERE: [&str; 3] = ["portable.md", "reference.md", "scale.md"];
 
 fn root() -> PathBuf {
@@ -91,7 +92,7 @@ fn as_run_here(sql: &str, receiver: &Receiver) -> String {
     watched.collect::<Vec<_>>().join("\n")
 }
 
-/// Says what psql has shown.
+/// Returns the output of psql.
 fn run(cluster: &Cluster, database: &str, sql: &str) -> Result<String, String> {
     let mut psql = cluster.program("psql");
     psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-P", "footer=off"])

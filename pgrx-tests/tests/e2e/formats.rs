@@ -1,4 +1,4 @@
-//! Formats: what a receiver gets, byte for byte, and what is refused before it can get there.
+//! Formats: the bytes that a receiver gets, and values that are refused before they can get there.
 
 use serde_json::{Value, json};
 use uuid::Uuid;

@@ -40,7 +40,7 @@ fn database() -> Database {
     Cluster::shared().database("metrics")
 }
 
-/// Of ten deliveries eight are sent at once, one after two retries, and one fails after its third attempt.
+/// Sends ten deliveries: eight arrive at once, one after two retries, and one fails after its third attempt.
 fn deliver_a_known_mix(database: &Database, keep_sent: bool) {
     let receiver = Receiver::start();
     receiver.respond("/third", |_, number| {

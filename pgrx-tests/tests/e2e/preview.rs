@@ -1,4 +1,4 @@
-//! A preview is what is sent.
+//! A preview is the request that is sent.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ fn database() -> Database {
     Cluster::shared().database("preview")
 }
 
-/// What depends on the second in which it is sent.
+/// Headers that depend on the second in which they are sent.
 const OF_THE_MOMENT: [&str; 3] = [
     "webhook-timestamp",
     "webhook-signature",

@@ -21,7 +21,7 @@ fn memory(pid: c_int) -> u64 {
     4096 * pages.expect("the kernel counts pages")
 }
 
-/// Of all its threads.
+/// The time of all its threads.
 fn processor_time(pid: c_int) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let nanoseconds = threads.map(|thread| {

@@ -1,5 +1,6 @@
-//! The engine, over the relay's session, and its SQL against a model written from the documentation alone: random policies,
-//! random outcomes in batches of random size, and after each batch every delivery must be where the model has it.
+//! The engine, over the relay's session, and its SQL against a model written from the documentation alone: random
+//! policies, random outcomes in batches of random size, and after each batch every delivery must be where the model
+//! has it.
 
 mod model;
 
@@ -116,7 +117,7 @@ impl Case<'_> {
         self.compare();
     }
 
-    /// What is under way keeps its max_attempts and follows the endpoint's policy in all else.
+    /// A delivery under way keeps its max_attempts and follows the endpoint's policy in all else.
     fn change_a_policy(&mut self) {
         if self.random.chance(15) {
             let policy = self.random.below(self.policies.len());
@@ -129,8 +130,8 @@ impl Case<'_> {
         }
     }
 
-    /// A person makes what waits due, and parks some of it until the next round; whatever a status or too many failures
-    /// switched off is switched on again.
+    /// A person makes waiting deliveries due, and parks some of them until the next round; endpoints that a status or
+    /// too many failures switched off are switched on again.
     fn make_due(&mut self) {
         let mut update = "
             UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL WHERE disabled_at IS NOT NULL;
@@ -237,7 +238,7 @@ impl Case<'_> {
             }
         }
         assert_eq!(self.turn().len(), 0, "something was not settled");
-        // An answer may disable its endpoint; that is not what this model is about.
+        // An answer may disable its endpoint; this model is not about that.
         let enable = "UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL";
         self.transaction.execute(enable);
     }

@@ -1,5 +1,5 @@
-//! ALTER EXTENSION webhook UPDATE: functions, views and presets are replaced as a whole, tables are not; the worker begins anew,
-//! and neither library nor SQL is worked with where the other is of another protocol.
+//! ALTER EXTENSION webhook UPDATE: functions, views and presets are replaced as a whole, tables are not; the worker
+//! begins anew, and neither library nor SQL is worked with where the other is of another protocol.
 
 use std::thread;
 
@@ -216,7 +216,7 @@ fn an_upgrade_waits_for_an_open_transaction_and_nobody_waits_behind_it() {
     receiver.wait_for_requests(4);
 }
 
-/// Their types fit better than those of pg_catalog. Whoever owns the database owns schema public.
+/// Their types fit better than those of pg_catalog. The owner of the database owns schema public.
 #[test]
 fn an_upgrade_uses_no_operator_that_somebody_has_put_beside_the_functions() {
     let cluster = server_with(&scripts::upgrade());

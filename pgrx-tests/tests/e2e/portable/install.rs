@@ -66,7 +66,7 @@ fn an_upgrade_can_be_repeated_and_keeps_what_people_did() {
         assert_eq!(objects(&shop.database), owned);
         assert_eq!(rights(&shop.database), before);
     }
-    // A later version brings a function; whoever has the level gets it, unless something was taken away by hand.
+    // A later version brings a function; roles with the level get it, unless something was taken away by hand.
     shop.database.execute("DROP FUNCTION webhook_watch");
     shop.succeed(&["upgrade"]);
     let has = |role: &str| -> bool {

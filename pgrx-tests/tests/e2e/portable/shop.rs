@@ -1,5 +1,5 @@
-//! A database of somebody who is no superuser. It has an owner of its own, who makes roles (CREATEROLE) or does not, and a
-//! role of its own that everything of ours belongs to, since all databases here are of one cluster.
+//! A database of somebody who is no superuser. It has an owner of its own, who makes roles (CREATEROLE) or does not,
+//! and a role of its own that everything of ours belongs to, since all databases here are of one cluster.
 
 use std::process::Output;
 
