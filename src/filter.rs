@@ -230,7 +230,6 @@ impl Cost {
     }
 }
 
-/// A part of a pattern.
 #[derive(Clone, Copy, Default)]
 struct Part {
     states: usize,

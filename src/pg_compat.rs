@@ -64,7 +64,6 @@ pub fn wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
     unsafe { pg_sys::CreateWaitEventSet(owner, events) }
 }
 
-/// Connects this background worker to the database as that role.
 pub fn connect_worker_as(role: pg_sys::Oid, database: pg_sys::Oid) {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let flags = 0;

@@ -147,7 +147,6 @@ impl fmt::Display for Named {
     }
 }
 
-/// The port at which `uri` is dialled.
 pub(crate) fn port(uri: &Uri) -> u16 {
     let default = if is_https(uri) { 443 } else { 80 };
     uri.port_u16().unwrap_or(default)

@@ -18,7 +18,6 @@ pub use scene::{Scene, Sender};
 use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
 
-/// A disaster.
 pub struct Case {
     pub name: &'static str,
     /// Assertions beside the reconciliation.

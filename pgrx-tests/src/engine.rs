@@ -35,7 +35,6 @@ pub struct Wish {
     pub capacity: i32,
 }
 
-/// The statement that claims at most so many of an endpoint.
 pub fn claim_statement(endpoint: &str, most: i32) -> String {
     format!(
         "SELECT * FROM webhook.exchange('{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',

@@ -14,7 +14,6 @@ pub const RELAY_ROLE: &str = "relay_of_tests";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {
-    /// The worker of the server.
     Server,
     /// A relay, beside a worker that leaves delivery to it.
     Relay,

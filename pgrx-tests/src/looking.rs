@@ -127,7 +127,6 @@ impl Metrics {
         Metrics(serde_json::from_str(&parsed).expect("the parser prints JSON"))
     }
 
-    /// Labels and values of a sample.
     pub fn samples(&self, name: &str) -> Vec<(Value, f64)> {
         let samples = self
             .0

@@ -19,7 +19,6 @@ pub struct RawReceiver {
 
 #[derive(Default)]
 struct Shared {
-    /// Connections so far.
     connections: Mutex<Vec<SocketAddr>>,
     requests: AtomicUsize,
     stopped: AtomicBool,

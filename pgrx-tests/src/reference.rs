@@ -101,7 +101,6 @@ fn routines(client: &mut Client, page: &mut String) {
     parameters(client, page, &documented);
 }
 
-/// The parameters of all functions with this name.
 fn parameters(client: &mut Client, page: &mut String, function: &str) {
     let parameters = client.query(
         "SELECT d.parameter, d.meaning FROM webhook.members() m

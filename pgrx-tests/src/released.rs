@@ -39,7 +39,6 @@ const SIGNATURES: &str = "
     ) m (ordinal, member)
     GROUP BY block.head, block.oid, block.catalog";
 
-/// The list of a database with the extension.
 pub fn list(database: &Database) -> String {
     let rows = database.connect().query(SIGNATURES, &[]).unwrap();
     let blocks =

@@ -119,7 +119,6 @@ pub fn limit_open_files(pid: c_int, end: usize) {
     limit(pid, &format!("--nofile={end}:"));
 }
 
-/// The numbers of the files that it has open.
 pub fn open_files(pid: c_int) -> Vec<usize> {
     let files = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()

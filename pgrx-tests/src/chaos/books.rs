@@ -10,7 +10,6 @@ use crate::chaos::clients::Ledger;
 use crate::database::Database;
 use crate::receiver::Request;
 
-/// The tables at the end.
 pub struct Tables {
     events: HashSet<Uuid>,
     sent: HashSet<Uuid>,

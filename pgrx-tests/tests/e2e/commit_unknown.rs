@@ -155,7 +155,7 @@ fn connect(
     session.unwrap_or_else(|trouble| panic!("{}", trouble.message))
 }
 
-/// All that settling writes, but for alerts, which the sender tells and removes.
+/// All rows that settling writes, except alerts, which the sender tells and removes.
 fn settled_state(database: &Database) -> String {
     database.query_one_value(
         "SELECT concat_ws(E'\\n',

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use webhook_e2e::verifier::{parse_cloudevent, verify_signature};
 use webhook_e2e::{Answer, Cluster, Database, Receiver, Request};
 
-/// All that a JSON string may have.
+/// Every kind of character that a JSON string may have.
 pub(super) const AWKWARD: &str =
     "say \"hi\" \\ / \u{8}\t\r\n\u{1} Zoë 茶 🫖 \u{2028} {{data.id}} {{ }} ${x} <!channel> é";
 

@@ -50,7 +50,7 @@ fn preview(database: &Database, event: Uuid, endpoint: &str) -> Preview {
     row.unwrap_or_else(|error| panic!("{error:?}")).into()
 }
 
-/// All that arrived; a header that came twice has its values joined, as HTTP reads them.
+/// All headers that arrived; one that came twice has its values joined, as HTTP reads them.
 fn headers_of(request: &Request) -> BTreeMap<String, String> {
     let mut headers = BTreeMap::<String, String>::new();
     for (name, value) in &request.headers {

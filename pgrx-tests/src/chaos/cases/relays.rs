@@ -45,7 +45,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Says what it did.
+    /// Returns the name of the disturbance.
     fn disturb(&mut self, random: &mut Random) -> &'static str {
         match random.below(5) {
             0 => {
