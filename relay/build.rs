@@ -24,7 +24,6 @@ fn main() -> io::Result<()> {
     fs::write(file, out)
 }
 
-/// In the order of their names.
 fn scripts(folder: &Path) -> io::Result<Vec<std::path::PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());

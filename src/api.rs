@@ -89,7 +89,6 @@ fn template_problem(
     told(Template::parse(template).err())
 }
 
-/// The same for the value of a header.
 #[pg_extern(sql = false)]
 fn header_value_problem(
     value: &str,
@@ -109,7 +108,7 @@ fn did_you_mean(wanted: &str, names: Vec<String>) -> Option<String> {
 }
 
 /// Refuses a procedure that commits where it could not: the server would say "invalid transaction termination" at its
-/// first COMMIT. The procedure itself has to ask, since what a function calls can never commit.
+/// first COMMIT. The procedure itself has to ask, since a procedure that a function calls can never commit.
 #[pg_extern(sql = false)]
 fn require_no_transaction_block(called: &str) {
     // SAFETY: a plain read of this backend's state; the server decides by the same at a COMMIT.
@@ -192,7 +191,7 @@ fn wake() -> bool {
     true
 }
 
-/// As [`wake`], for endpoints that have something due at that time.
+/// Like [`wake`], for endpoints that have something due at that time.
 #[pg_extern(sql = false, name = "wake")]
 fn wake_for(endpoint_ids: Array<i32>, due_at: TimestampWithTimeZone) -> bool {
     let endpoints = endpoint_ids.iter_deny_null();
@@ -219,8 +218,8 @@ fn recall_routes(tenant: Option<&str>, event_type: Option<&str>) -> Option<Vec<i
     routes::recall(tenant, event_type?, <[i32]>::to_vec)
 }
 
-/// The route of a type that a single endpoint wants, and without a filter. Both numbers are in one: in plpgsql a variable that
-/// holds an array or a row costs as much as an index entry.
+/// The route of a type that a single endpoint wants, and without a filter. Both numbers are in one: in plpgsql a
+/// variable that holds an array or a row costs as much as an index entry.
 #[pg_extern(sql = false)]
 fn recall_only_route(tenant: Option<&str>, event_type: Option<&str>) -> Option<i64> {
     routes::recall(tenant, event_type?, |routes| match *routes {

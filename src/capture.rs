@@ -1,18 +1,21 @@
 //! The trigger function `webhook_trigger()`: changes of a table become events.
 //!
-//! A role that writes the table needs no level of ours, so the events are recorded with the rights of the extension's owner. No
-//! code of a user may run with those rights, and no name that a user chose may be looked up with them. Hence two phases:
+//! A role that writes the table needs no level of ours, so the events are recorded with the rights of the extension's
+//! owner. No code of a user may run with those rights, and no name that a user chose may be looked up with them.
+//! Hence two phases:
 //!
-//! 1. With the writer's rights, rows become JSON. They come from the server's TriggerData: the tuples of a row trigger, or the
-//!    transition tables of a statement trigger, whatever those are called. `projection` makes values of built-in types of
-//!    them, and the server's `to_jsonb()` makes JSON of those. Columns that nothing needs are not read. How values are written
-//!    is not up to the writer's session: with fewer digits of a float, say, a change of it would not even be seen.
-//! 2. With the owner's rights, a batch of JSON goes to `webhook.emit_changes()` in one call: data, and nothing but data. No
-//!    setting of the session finds it another function, or prints its plans with the rows in them.
+//! 1. With the writer's rights, rows become JSON. They come from the server's TriggerData: the tuples of a row
+//!    trigger, or the transition tables of a statement trigger, whatever those are called. `projection` makes values
+//!    of built-in types of them, and the server's `to_jsonb()` makes JSON of those. Columns that nothing needs are
+//!    not read. How values are written is not up to the writer's session: with fewer digits of a float, say, a change
+//!    of it would not even be seen.
+//! 2. With the owner's rights, a batch of JSON goes to `webhook.emit_changes()` in one call: data, and nothing but
+//!    data. No setting of the session finds it another function, or prints its plans with the rows in them.
 //!
-//! The old and the new rows of an update are paired by their places. The server writes both down as it updates a row, so they
-//! are in the same order, and no key is needed: a table may have none, and an update may change it. The one exception is a row
-//! on its way to another partition that a BEFORE trigger there drops; then their numbers differ, and none is paired.
+//! The old and the new rows of an update are paired by their places. The server writes both down as it updates a row,
+//! so they are in the same order, and no key is needed: a table may have none, and an update may change it. The one
+//! exception is a row on its way to another partition that a BEFORE trigger there drops; then their numbers differ,
+//! and none is paired.
 
 mod batch;
 mod key;
@@ -50,8 +53,8 @@ const READABLE_VALUES: &[(&CStr, &CStr)] = &[
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn webhook_trigger(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: a trigger's context is its TriggerData. An error on the way restores the settings with the (sub)transaction
-    // that it aborts.
+    // SAFETY: a trigger's context is its TriggerData. An error on the way restores the settings with the
+    // (sub)transaction that it aborts.
     unsafe {
         if !pgrx::trigger_support::called_as_trigger(fcinfo) {
             refuse(
@@ -299,8 +302,8 @@ impl Capture {
     }
 }
 
-/// In a subtransaction; what goes wrong in it is undone, and comes back as a message. Nothing is written in there, so it takes
-/// no transaction id.
+/// Runs the body in a subtransaction; an error undoes it, and comes back as a message. Nothing is written in there,
+/// so it takes no transaction id.
 fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
     // SAFETY: as the server's own languages do it: context and resource owner are those of before, however it ends.
     unsafe {
@@ -325,7 +328,7 @@ fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
             | CaughtError::RustPanic {
                 ereport: report, ..
             }) = &*caught;
-            // Not about the row: the statement is to end.
+            // The statement is to end: this is not about the row.
             if report.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
                 caught.rethrow();
             }

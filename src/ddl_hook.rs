@@ -1,6 +1,6 @@
-//! Commands on a database must not fail because its worker is connected to it: the worker leaves first, and
-//! comes back when the transaction has ended. So it does for an upgrade of the extension. Also wakes for what no commit
-//! callback sees.
+//! Commands on a database must not fail because its worker is connected to it: the worker leaves first, and comes
+//! back when the transaction has ended. The same goes for an upgrade of the extension. The hooks also wake workers
+//! for changes that no commit callback sees.
 //!
 //! The hooks stand between every utility command and its caller, so an error of the command must pass over them
 //! untouched: they call the server's functions themselves and not pgrx's wrappers, which would rebuild the error
@@ -133,8 +133,8 @@ unsafe fn before(node: *mut pg_sys::Node) {
     }
 }
 
-/// Functions with the rights of webhook_owner call each other by the name of their schema: under another name the place would be
-/// free for anybody.
+/// Functions with the rights of webhook_owner call each other by the name of their schema: under another name the
+/// place would be free for anybody.
 unsafe fn keep_our_schema(node: *mut pg_sys::Node) {
     // SAFETY: the cast follows the node's tag.
     let is_renamed = unsafe {
@@ -191,7 +191,7 @@ unsafe fn database_of(node: *mut pg_sys::Node) -> Option<pg_sys::Oid> {
                 option(alter.options, c"tablespace")?;
                 alter.dbname
             }
-            // The next worker begins with what the upgrade brings, and has no plan of what it replaces.
+            // The next worker begins with the upgraded SQL, and has no plan of the functions that it replaces.
             T_AlterExtensionStmt => {
                 let alter = &*node.cast::<pg_sys::AlterExtensionStmt>();
                 let is_upgrade = CStr::from_ptr(alter.extname) == c"webhook" && pg_sys::superuser();

@@ -1,7 +1,7 @@
-//! The cost of a filter at worst. A filter runs in the transaction that emits, on any payload, so
-//! it is bounded when it is registered: by its length, by the patterns of `like_regex` in it, and by the
-//! ways that it goes through a document. It must not fail there either: only what the server evaluates without raising an
-//! error, whatever the values, is let in.
+//! The cost of a filter at worst. A filter runs in the transaction that emits, on any payload, so it is bounded when
+//! it is registered: by its length, by the patterns of `like_regex` in it, and by the ways that it goes through a
+//! document. It must not fail there either: a filter may only have words that the server evaluates without an error,
+//! whatever the values.
 //!
 //! The server's regular expressions are automata, as long as they have no back-references and no
 //! look-around. An automaton takes each character once, and at worst looks at each of its states and their
@@ -9,8 +9,8 @@
 //! and a class has an arc for each of the characters that the pattern tells apart. Both are counted here.
 //! A repetition within a repetition is refused whatever it costs.
 //!
-//! It has to understand all that the server takes for a pattern, and refuses what it does not understand.
-//! No pgrx here: the tests run without a server.
+//! This code has to understand everything that the server takes for a pattern, and refuses a pattern that it does not
+//! understand. No pgrx here: the tests run without a server.
 
 #[path = "filter/comparison.rs"]
 mod comparison;
@@ -20,15 +20,16 @@ use std::iter::Peekable;
 use std::str::Chars;
 
 const MOST_CHARACTERS: usize = 1_000;
-/// In a bound such as {1,100}.
+/// The largest bound, as in {1,100}.
 const MOST_REPETITIONS: usize = 100;
-/// In all patterns together. A million characters took 3 s with the worst of these.
+/// The states of all patterns together. A million characters took 3 s with the worst of these.
 const MOST_STATES: usize = 200;
 const MOST_ARCS: usize = 1_000;
 
-/// The words of a filter beside names, texts and numbers: all that jsonpath has in PostgreSQL 15 to 18, but for those that
-/// raise errors also in silence: `floor()` and `ceiling()` for a number of 131,072 digits, `timestamp()` and
-/// `timestamp_tz()` for a date after the year 294276. A later server may have more; it stays out until somebody has read it.
+/// The words of a filter beside names, texts and numbers: those of jsonpath in PostgreSQL 15 to 18, except words
+/// that raise errors also in silence: `floor()` and `ceiling()` for a number of 131,072 digits, `timestamp()` and
+/// `timestamp_tz()` for a date after the year 294276. A later server may have more; they stay out until somebody has
+/// read them.
 const WORDS: [&str; 29] = [
     "abs",
     "bigint",
@@ -111,11 +112,11 @@ pub fn problem(filter: &str) -> Option<String> {
 
 #[derive(Default)]
 struct Found {
-    /// Of like_regex, but for those that are plain text (flag "q").
+    /// The patterns of like_regex, except plain text (flag "q").
     patterns: Vec<String>,
-    /// How often there is `.**` or `keyvalue()`, which copies what it goes through.
+    /// How often there is `.**` or `keyvalue()`, which copies the values that it goes through.
     descents: usize,
-    /// The last of the words that a filter may not have.
+    /// The last word that a filter may not have.
     unknown: Option<String>,
 }
 
@@ -229,11 +230,10 @@ impl Cost {
     }
 }
 
-/// A part of a pattern.
 #[derive(Clone, Copy, Default)]
 struct Part {
     states: usize,
-    /// Those of them that take more than one character.
+    /// How many of them take more than one character.
     classes: usize,
     /// Whether something in it is repeated.
     repeats: bool,
@@ -259,7 +259,7 @@ impl Part {
 }
 
 struct Quantifier {
-    /// How often the part has to be written for it.
+    /// How often the part is written out.
     copies: usize,
     repeats: bool,
 }
@@ -375,7 +375,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Up to and with the end of it.
+    /// Reads up to its end and with it.
     fn named_class(&mut self, kind: char, element: &mut String) -> Result<(), String> {
         loop {
             let c = self.rest.next().ok_or("a [ that does not end")?;
@@ -406,7 +406,7 @@ impl Reader<'_> {
     }
 }
 
-/// After its brace.
+/// Reads a bound after its brace.
 fn bound(ahead: &mut Peekable<Chars>) -> Result<Quantifier, String> {
     let least = number(ahead).unwrap_or(0);
     let most = match ahead.next_if_eq(&',') {
@@ -436,7 +436,7 @@ fn number(ahead: &mut Peekable<Chars>) -> Option<usize> {
 mod tests {
     use super::problem;
 
-    /// As the server writes it.
+    /// A filter as the server writes it.
     fn with_pattern(pattern: &str) -> String {
         let quoted = pattern.replace('\\', "\\\\").replace('"', "\\\"");
         format!("($.\"data\".\"name\" like_regex \"{quoted}\")")

@@ -1,8 +1,8 @@
 //! The launcher: keeps one worker for each database that has the extension, as long as there is room.
 //!
-//! It is connected to no database, and cannot see which of them have it; a worker can see that of all
-//! (`store::survey`). So it asks one, and whoever creates the extension later tells it. A database without it
-//! has no slot.
+//! The launcher is connected to no database, and cannot see which of them have the extension; a worker can see that
+//! of all (`store::survey`). So the launcher asks a worker, and a later CREATE EXTENSION tells the launcher. A
+//! database without the extension has no slot.
 //!
 //! It starts one worker, waits until that is at work or has ended, and starts the next. Where the server has
 //! too few processes the databases take turns (`turns`). The slots in shared memory are the whole truth: a
@@ -24,11 +24,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Covers what sends no signal: a database that became connectable or ceased to be a template.
+/// Covers changes that send no signal: a database that became connectable or ceased to be a template.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// A worker that is not at work by then does not keep the others waiting.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// Where something is under way or there is no room; events of that sort wake the launcher too, most of the
+/// The pause while a start is under way or there is no room; events of that sort wake the launcher too, most of the
 /// time.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A place that a worker has just left is taken until the postmaster has seen the process end.
@@ -102,14 +102,13 @@ unsafe extern "C-unwind" fn detach(_code: i32, _argument: pg_sys::Datum) {
 #[derive(Default)]
 struct Launcher {
     starting: Option<Start>,
-    /// Databases of which it is known whether they have the extension; one without a slot has it not, or has
-    /// since told us.
+    /// Databases that were surveyed; one without a slot does not have the extension, or has told us since.
     known: HashSet<pg_sys::Oid>,
-    /// Those that the survey is about that is wanted.
+    /// The databases of the survey that is wanted.
     surveyed: Option<HashSet<pg_sys::Oid>>,
-    /// Since when databases have waited for a worker that the postmaster has no room for.
+    /// Since when databases wait for a worker because the postmaster has no room.
     short_since: Option<Duration>,
-    /// Told once, and not at every look.
+    /// The shortage is told once, and not at every look.
     said_shortage: bool,
     said_too_many: bool,
     said_problem: Option<String>,
@@ -154,8 +153,7 @@ impl Launcher {
         }
     }
 
-    /// Frees the slots that are not needed, and wants a survey where there are databases of which nothing is
-    /// known.
+    /// Frees slots that are not needed, and wants a survey where a database is not known yet.
     fn tidy(&mut self, databases: &[Database]) {
         let oids: HashSet<pg_sys::Oid> = databases.iter().map(|database| database.oid).collect();
         let too_many = shmem::write(|registry| {
@@ -186,8 +184,8 @@ impl Launcher {
         self.said_too_many = too_many > 0;
     }
 
-    /// Has somebody make the survey that is wanted: those who are at work, or a worker in a database of which
-    /// nothing is known. One that finds no extension there ends.
+    /// Has the wanted survey made: by the workers that are at work, or by a worker in a database that is not known
+    /// yet. A worker that finds no extension there ends.
     fn see_to_survey(&mut self, databases: &[Database], now: Duration) -> bool {
         if self.surveyed.is_none() {
             return false;
@@ -233,7 +231,7 @@ impl Launcher {
         }
         self.start(database, role, now);
         if self.starting.is_none() {
-            // Nobody knows whether it needs a worker: it must not count among those who wait.
+            // Nobody knows whether it needs a worker: it must not count among the databases that wait.
             shmem::write(|registry| registry.free(database.oid));
         }
     }
@@ -253,7 +251,7 @@ impl Launcher {
         on_its_way
     }
 
-    /// The worker finds in its slot what it needs, so that is written first.
+    /// The worker finds its orders in its slot, so the slot is written first.
     fn start(&mut self, database: &Database, role: pg_sys::Oid, now: Duration) {
         let changed_at = shmem::write(|registry| {
             let slot = registry.slot_mut(database.oid)?;
@@ -266,7 +264,7 @@ impl Launcher {
             self.short_since = None;
             return;
         }
-        // It keeps its place in the line.
+        // The database keeps its place in the line.
         shmem::write(|registry| {
             if let Some(slot) = registry.slot_mut(database.oid) {
                 slot.say(State::NoRoom, "");
@@ -400,7 +398,7 @@ fn report_failing(database: &Database, failures: u32, last_error: Option<String>
     );
 }
 
-/// Said once, and looked at again each time.
+/// Says it once, and looks again each time.
 fn refuse(database: &Database, problem: &Problem) {
     let reason = Text::new(&format!("{}; {}", problem.what, problem.remedy));
     let is_news = shmem::write(|registry| {

@@ -1,6 +1,7 @@
 //! The allocator. A failed allocation makes Rust abort, and a process of the server that aborts makes the postmaster
-//! restart all others. What grows with the payloads is reserved by code that can do without (`webhook_delivery::memory`);
-//! for all the rest the worker keeps a reserve, which is opened at the first failure and lets it end what it has begun.
+//! restart all others. Code that can do without reserves the memory that grows with payloads
+//! (`webhook_delivery::memory`). For all the rest the worker keeps a reserve: the first failure opens it, and the
+//! worker ends the work that it has begun.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -9,7 +10,8 @@ use webhook_delivery::memory;
 
 pub use webhook_delivery::memory::{copy, give_back, is_short};
 
-/// It is never written to, so it takes address space and no memory. Where there is no room for all of it, less will do.
+/// It is never written to, so it takes address space and no memory. Where there is no room for all of it, less will
+/// do.
 const RESERVES: [usize; 3] = [16 << 20, 4 << 20, 1 << 20];
 
 #[global_allocator]
@@ -46,14 +48,15 @@ fn with_reserve(allocate: impl Fn() -> *mut u8) -> *mut u8 {
         return allocated;
     }
     run_short();
-    // Nothing here for those who can do without.
+    // The reserve is not for code that can do without.
     if memory::may_fail() || !open_reserve() {
         return ptr::null_mut();
     }
     allocate()
 }
 
-/// By malloc, like all the rest: what was freed may serve as a reserve again although it was not given back.
+/// The reserve comes from malloc, like all the rest: freed memory may serve as a reserve again although it was not
+/// given back.
 static RESERVE: AtomicPtr<libc::c_void> = AtomicPtr::new(ptr::null_mut());
 
 fn open_reserve() -> bool {

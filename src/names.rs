@@ -1,11 +1,11 @@
-//! Names that a person may have meant who named something that is not there.
+//! Suggestions for a person who named something that is not there.
 
 const MOST: usize = 3;
 /// A name is part of many others if it is shorter than this.
 const SHORTEST_PART: usize = 3;
 
-/// The longest name is the address of an endpoint: a tenant and a name of 200 letters each. To compare two texts takes as long as
-/// the product of their lengths, and no signal interrupts it.
+/// The longest name is the address of an endpoint: a tenant and a name of 200 letters each. To compare two texts
+/// takes as long as the product of their lengths, and no signal interrupts it.
 const LONGEST: usize = 401;
 
 /// The names that are close to the wanted one, nearest first, as a question; nothing where none is.

@@ -134,7 +134,7 @@ pub fn of_our_schema() -> Option<pg_sys::Oid> {
     find().filter(|role| *role == owner)
 }
 
-/// Runs what it is given with the role's rights, and with settings of ours. An error ends both with the (sub)transaction.
+/// Runs the body with the role's rights, and with settings of ours. An error ends both with the (sub)transaction.
 pub fn with_rights<T>(body: impl FnOnce() -> T) -> T {
     let Some(role) = of_our_schema() else {
         notice::refuse(

@@ -19,8 +19,8 @@ pub fn my_proc_number() -> i32 {
     }
 }
 
-/// Does something that registers a static background worker, and says whether the postmaster took it: where there is
-/// no room it only writes a line to the log.
+/// Calls a function that registers a static background worker, and says whether the postmaster took it: where there
+/// is no room it only writes a line to the log.
 pub fn registers_worker(register: impl FnOnce()) -> bool {
     let before = first_registered_worker();
     register();
@@ -53,7 +53,7 @@ pub fn owns_database(database: pg_sys::Oid) -> bool {
 /// Whether a background worker may connect as a role without LOGIN.
 pub const CONNECTS_WITHOUT_LOGIN: bool = cfg!(any(feature = "pg17", feature = "pg18"));
 
-/// For as long as the process lives.
+/// The set lives as long as the process.
 pub fn wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     // SAFETY: a plain read, on the main thread.
@@ -64,7 +64,6 @@ pub fn wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
     unsafe { pg_sys::CreateWaitEventSet(owner, events) }
 }
 
-/// Connects this background worker to the database as that role.
 pub fn connect_worker_as(role: pg_sys::Oid, database: pg_sys::Oid) {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let flags = 0;
@@ -126,16 +125,16 @@ unsafe extern "C-unwind" {
     fn SetLatch(latch: *mut pg_sys::Latch);
 }
 
-/// For a process that ends at once when told to.
+/// Handlers for a process that ends at once when told to.
 pub fn attach_signal_handlers() {
     attach(die);
 }
 
-/// For a process that has something to put in order first: SIGTERM cancels the statement that is running, wherever
-/// it waits, and `is_terminated` says so to the main loop. Should the process still be there after `patience`, it
-/// ends as by `die`, in the middle of whatever it does.
+/// Handlers for a process that has something to put in order first: SIGTERM cancels the statement that is running,
+/// wherever it waits, and `is_terminated` says so to the main loop. Should the process still be there after
+/// `patience`, it ends as by `die`, in the middle of its work.
 pub fn attach_graceful_signal_handlers(patience: Duration) {
-    // Of the server's processes that have our code nobody else sends this signal to another.
+    // No other process of the server sends this signal to a process with our code.
     attach_one(pg_sys::SIGUSR2, die);
     // SAFETY: fills the timer that it is given; the signal has its handler.
     let made = unsafe {
@@ -197,7 +196,6 @@ unsafe extern "C-unwind" fn terminate_gracefully(_signal: i32) {
     }
 }
 
-/// Whether SIGTERM has come.
 pub fn is_terminated() -> bool {
     TERMINATED.load(Ordering::Relaxed)
 }
@@ -208,7 +206,6 @@ pub fn forget_cancellation() {
     unsafe { (&raw mut pg_sys::QueryCancelPending).write_volatile(0) };
 }
 
-/// All settings that there are now.
 pub fn all_settings() -> Vec<*mut pg_sys::config_generic> {
     // SAFETY: main thread; the array has as many entries as it is said to have. From 16 on it is a copy.
     unsafe {
@@ -244,7 +241,7 @@ pub unsafe fn attributes<'a>(
     }
 }
 
-/// For pg_stat_activity, beside the application_name.
+/// Reports for pg_stat_activity, beside the application_name.
 pub fn report_activity(is_idle: bool, state: &str, in_flight: i32) {
     let activity = CString::new(format!(
         "delivering webhooks: {state}, {in_flight} in flight"

@@ -1,15 +1,17 @@
 //! The endpoints that want a type of event, remembered by this session, so that an emit need not look them up.
 //!
-//! SQL looks them up and says what it found (`webhook.routes()` in sql/14_matching.sql); here it is only kept. Whoever changes
-//! an endpoint or a policy has the server send an invalidation of `webhook.endpoint`, with the commit: as for the definition of
-//! a table, every session takes it before it trusts what it knows, and forgets.
+//! SQL looks them up and says which it found (`webhook.routes()` in sql/14_matching.sql); here they are only kept. A
+//! transaction that changes an endpoint or a policy has the server send an invalidation of `webhook.endpoint` with
+//! its commit. As for the definition of a table, every session takes the invalidation before it trusts its memory,
+//! and forgets.
 //!
-//! A transaction may learn of its own changes before the invalidation exists: the server calls the triggers that send it at the
-//! end of a statement, and the statement itself may emit, and then fail. So a rollback, also to a savepoint, forgets all.
+//! A transaction may learn of its own changes before the invalidation exists: the server calls the triggers that send
+//! it at the end of a statement, and the statement itself may emit, and then fail. So a rollback, also to a
+//! savepoint, forgets all.
 //!
-//! A lookup with an older snapshot must not be kept for newer ones. In READ COMMITTED a lookup sees all that was committed
-//! before it began; if an invalidation comes until it has ended, its answer is not kept. In REPEATABLE READ and SERIALIZABLE
-//! nothing is kept and nothing recalled.
+//! A lookup with an older snapshot must not be kept for newer ones. In READ COMMITTED a lookup sees all that was
+//! committed before it began; if an invalidation comes until it has ended, its answer is not kept. In REPEATABLE READ
+//! and SERIALIZABLE nothing is kept and nothing recalled.
 
 use pgrx::prelude::*;
 use std::borrow::Cow;
@@ -17,7 +19,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Types and tenants; with more than that it starts again.
+/// Types and tenants to remember; with more than that the session starts again.
 const MOST_KNOWN: usize = 1_000;
 /// Two numbers for each endpoint; longer answers are looked up each time.
 const MOST_ROUTES: usize = 200;
@@ -32,10 +34,10 @@ static HAS_LEARNT: AtomicBool = AtomicBool::new(false);
 
 #[derive(Default)]
 struct Known {
-    /// That of all that is in here.
+    /// The generation of everything in here.
     generation: u64,
     routes: HashMap<String, Vec<i32>>,
-    /// The generation in which something was last asked for.
+    /// The generation of the last question.
     asked_in: Option<u64>,
 }
 
@@ -89,7 +91,7 @@ pub fn forget() {
     }
 }
 
-/// Takes what other sessions have sent; none where nothing may be kept.
+/// Takes the invalidations of other sessions; none where nothing may be kept.
 fn current_generation() -> Option<u64> {
     // SAFETY: plain reads and calls within a transaction; the callbacks are registered once and stay loaded.
     unsafe {

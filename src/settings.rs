@@ -230,8 +230,8 @@ unsafe extern "C-unwind" fn check_ports(
     unsafe { is_valid::<Ports>(*new_value) }
 }
 
-/// Leaves what is wrong as the DETAIL of the server's message. Where it starts, the server would do no more than
-/// warn, and nothing would be denied that the administrator meant to deny: then it does not start.
+/// Leaves the problem as the DETAIL of the server's message. While the server starts it would only warn, and would
+/// not deny networks that the administrator meant to deny: then it does not start.
 ///
 /// # Safety
 /// `value` is a C string, and this is the main thread.
@@ -256,7 +256,7 @@ unsafe fn is_valid<T: FromStr<Err = String>>(value: *const c_char) -> bool {
     }
 }
 
-/// Runs it with these settings of the server, as a function's SET clauses do. An error takes them back with the
+/// Runs the body with these settings of the server, as a function's SET clauses do. An error takes them back with the
 /// (sub)transaction.
 pub fn with_values<T>(settings: &[(&CStr, &CStr)], body: impl FnOnce() -> T) -> T {
     // SAFETY: main thread, inside a transaction; C strings.
@@ -320,7 +320,7 @@ impl Settings {
     }
 }
 
-/// Where endpoints may be.
+/// The networks in which endpoints may be.
 pub fn network() -> Network {
     Network {
         allow: parsed(&ALLOW_NETWORKS),

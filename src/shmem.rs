@@ -6,7 +6,7 @@ use pgrx::{PGRXSharedMemory, PgLwLock, pg_shmem_init};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Databases that are served: those that have the extension.
+/// The most databases that are served.
 pub const MAX_DATABASES: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub struct Slot {
     pub database: pg_sys::Oid,
     pub state: State,
     pub reason: Text<400>,
-    /// As which the worker connects.
+    /// The worker connects as this role.
     pub role: pg_sys::Oid,
     /// Zero where no worker is attached.
     pub worker_pid: i32,
@@ -87,19 +87,19 @@ pub struct Slot {
     /// When the launcher asked for the worker, or the worker ended; nothing where neither has happened yet. By
     /// `monotonic_now()`: the clock on the wall may be set.
     pub changed_at: Option<Duration>,
-    /// Since when a worker has been at work, or had this turn; by the same clock, as all that follows.
+    /// Since when a worker has been at work, or had this turn; by the same clock, as all fields that follow.
     pub at_work_since: Option<Duration>,
-    /// Nothing is in flight and nothing due.
+    /// Whether nothing is in flight and nothing due.
     pub is_idle: bool,
-    /// Other databases wait for a process.
+    /// When the launcher asked the worker to make room for other databases.
     pub asked_for_room_at: Option<Duration>,
-    /// When the database needs a worker again that has made room.
+    /// When a database whose worker has made room needs one again.
     pub due_at: Duration,
     /// Starts in a row that ended in an error.
     pub failures: u32,
-    /// A backend is about to drop, rename, move or copy the database: its pid; no worker until it is done.
+    /// The pid of a backend that is about to drop, rename, move or copy the database; no worker until it is done.
     pub stopped_for: i32,
-    /// From commits, since the worker last took it.
+    /// Messages of commits, since the worker last took them.
     pub told: Told,
 }
 
@@ -146,11 +146,11 @@ pub fn monotonic_now() -> Duration {
 #[derive(Clone, Copy)]
 pub struct Registry {
     pub launcher_proc: i32,
-    /// Commits so far that changed what is set for databases or roles.
+    /// Commits so far that changed settings of databases or roles.
     pub settings_changes: u64,
-    /// The launcher does not know of all databases whether they have the extension.
+    /// Whether the launcher does not know of all databases whether they have the extension.
     pub survey_wanted: bool,
-    /// The most workers that there were since there is no room for all; zero where there is.
+    /// The most workers at a time since there is no room for all; zero where there is.
     pub places: usize,
     /// Databases that have the extension and found no slot.
     pub unserved: usize,
@@ -209,7 +209,6 @@ impl Registry {
         }
     }
 
-    /// How many there are.
     pub fn workers(&self) -> usize {
         self.slots().filter(|slot| slot.worker_pid != 0).count()
     }
@@ -231,8 +230,7 @@ impl Registry {
         self.slots().count() == MAX_DATABASES
     }
 
-    /// Frees the slots of databases that are there no more, and of those without the extension, and says
-    /// which the latter are.
+    /// Frees the slots of databases that are gone, and of databases without the extension; returns the latter.
     pub fn free_unneeded(&mut self, exists: impl Fn(pg_sys::Oid) -> bool) -> Vec<pg_sys::Oid> {
         let mut without = Vec::new();
         for slot in self.slots_mut().filter(|slot| slot.worker_pid == 0) {

@@ -98,7 +98,7 @@ fn make_durable() {
     }
 }
 
-/// Before a long sleep: what was counted since the last report would stay unknown until the next wake-up.
+/// Called before a long sleep: else counts since the last report would stay unknown until the next wake-up.
 pub fn flush_statistics() {
     // SAFETY: main thread, outside of any transaction.
     unsafe { pg_sys::pgstat_report_stat(true) };
@@ -139,8 +139,8 @@ fn set(name: &CStr, value: &CStr) {
     }
 }
 
-/// The databases that have a schema of ours: everything of the extension belongs to one role, and what a role
-/// owns in any database stands in a shared catalog.
+/// The databases that have a schema of ours: everything of the extension belongs to one role, and a shared catalog
+/// lists the objects of a role in every database.
 pub fn survey() -> Result<Vec<pg_sys::Oid>, Trouble> {
     const SURVEY: &str = "SELECT DISTINCT dbid FROM pg_shdepend
         WHERE refclassid = 'pg_authid'::regclass AND refobjid = 'webhook_owner'::regrole AND deptype = 'o'
@@ -156,7 +156,7 @@ pub fn survey() -> Result<Vec<pg_sys::Oid>, Trouble> {
     })
 }
 
-/// Applies what is set for this database and role now, in place of what was set before.
+/// Applies the current settings of this database and role, in place of the earlier ones.
 pub fn apply_settings(of_the_server: &ServerSettings) -> Result<(), Trouble> {
     of_the_server.restore();
     transaction(|_| {
@@ -165,7 +165,7 @@ pub fn apply_settings(of_the_server: &ServerSettings) -> Result<(), Trouble> {
     })
 }
 
-/// Before anything is sent: gives a copy of the server that is one of its own now another identity.
+/// Gives a copy that has become a server of its own another identity, before anything is sent.
 pub fn recognise_installation() -> Result<(), Trouble> {
     transaction(|client| {
         client.select("SELECT webhook.recognise_installation()", None, &[])?;

@@ -1,7 +1,7 @@
-//! The message of a commit to the worker: endpoints that have something new, each with the earliest time at which it is due; and, with
-//! a minus before their ids, endpoints that have changed themselves. Gathered in the backend, and added to the slot of the
-//! database when the transaction commits. Plain data of a fixed size: nothing here allocates, so that nothing can fail after
-//! a commit. A message that does not fit asks for a look at everything.
+//! The message of a commit to the worker: endpoints that have something new, each with the earliest time at which it
+//! is due; and, with a minus before their ids, endpoints that have changed themselves. The backend gathers it, and
+//! adds it to the slot of the database when the transaction commits. It is plain data of a fixed size: nothing here
+//! allocates, so that nothing can fail after a commit. A message that does not fit asks for a look at everything.
 
 use pgrx::pg_sys;
 
@@ -20,7 +20,6 @@ impl Told {
         endpoints: [(0, 0); MOST],
         anything: false,
     };
-    /// Anything may have changed.
     pub const ANYTHING: Self = Told {
         anything: true,
         ..Self::NOTHING

@@ -1,6 +1,7 @@
-//! Dropping the extension: says what is lost with it, and takes back the rights that would outlive it.
+//! Dropping the extension: tells how many deliveries are lost with it, and takes back the rights that would outlive
+//! it.
 //!
-//! Here and not when the server drops it: by then its tables are gone.
+//! This happens here and not when the server drops it: by then its tables are gone.
 
 use crate::notice;
 use crate::owner;

@@ -42,7 +42,7 @@ pub fn launcher_at_end() {
     }
 }
 
-/// Has all workers read what is set for their databases when the current transaction commits.
+/// Has all workers read the settings of their databases when the current transaction commits.
 pub fn settings_at_commit() {
     if shmem::is_preloaded() {
         register_callback();
@@ -57,7 +57,7 @@ fn register_callback() {
     }
 }
 
-/// A prepared transaction wakes no worker here: it is COMMIT PREPARED that does, in whatever backend.
+/// A prepared transaction wakes no worker here: COMMIT PREPARED does, in whatever backend.
 unsafe extern "C-unwind" fn at_transaction_end(
     event: pg_sys::XactEvent::Type,
     _argument: *mut std::ffi::c_void,
@@ -71,7 +71,7 @@ unsafe extern "C-unwind" fn at_transaction_end(
     }
     let launcher = LAUNCHER_AT_END.swap(false, Ordering::Relaxed);
     let settings = SETTINGS_AT_COMMIT.swap(false, Ordering::Relaxed);
-    // An error after the commit would take the whole server down: whatever happens here stays here.
+    // An error after the commit would take the whole server down: no error leaves this closure.
     let _ = std::panic::catch_unwind(|| {
         let told = TO_TELL.replace(Told::NOTHING);
         if event == XACT_EVENT_COMMIT && !told.is_nothing() {
@@ -87,7 +87,7 @@ unsafe extern "C-unwind" fn at_transaction_end(
     });
 }
 
-/// A prepared transaction was committed, that may have done anything.
+/// A prepared transaction was committed, and may have done anything.
 pub fn prepared_committed() {
     if shmem::is_preloaded() {
         tell_worker(&Told::ANYTHING);

@@ -1,7 +1,7 @@
 //! The life of a worker: the process that delivers the webhooks of one database.
 //!
-//! It hosts the engine. The main thread is the only one that touches Postgres, and it never blocks on anything but its latch
-//! and the socket of the pool. Requests are sent by the pool's thread; no transaction is open meanwhile.
+//! It hosts the engine. The main thread is the only one that touches Postgres, and it never blocks on anything but
+//! its latch and the socket of the pool. Requests are sent by the pool's thread; no transaction is open meanwhile.
 
 mod open_files;
 mod shortage;
@@ -28,18 +28,18 @@ use webhook_engine::{
     protocol_problem,
 };
 
-/// Requests in flight get this long to end by themselves when the worker is told to stop. With the settling that follows, it
-/// is 3 s as a rule.
+/// When the worker is told to stop, requests in flight get this long to end by themselves. With the settling that
+/// follows, it is 3 s as a rule.
 const GRACE: Duration = Duration::from_secs(2);
 /// A worker that has not ended by then is stuck somewhere, and ends without putting anything in order: the next one
 /// recovers its claims. A stop of the server and DROP DATABASE wait no longer than 6 s.
 const PATIENCE: Duration = Duration::from_millis(4500);
 /// A worker that sleeps no longer than this is busy.
 const SHORT: Duration = Duration::from_millis(100);
-/// A database that has made room for others needs no worker for so long, if nothing is due and no commit
-/// wakes it: for its upkeep.
+/// A database that has made room for others gets a worker after this time for its upkeep, if nothing is due and no
+/// commit wakes it before.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(60);
-/// When the server's timestamps begin, in seconds since 1970.
+/// The beginning of the server's timestamps, in seconds since 1970.
 const EPOCH: f64 = 946_684_800.0;
 
 #[pg_guard]
@@ -84,7 +84,7 @@ fn database_from(argument: pg_sys::Datum) -> pg_sys::Oid {
     pg_sys::Oid::from(argument.value() as u32)
 }
 
-/// Takes the database's slot, and says as which role to connect; not if another worker has it or a command wants the
+/// Takes the database's slot, and says which role to connect as; not if another worker has it or a command wants the
 /// database for itself.
 fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
     shmem::write(|registry| {
@@ -114,7 +114,7 @@ fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
     })
 }
 
-/// Tells the launcher, where it wants to know, which databases have the extension.
+/// Tells the launcher which databases have the extension, where it wants to know.
 fn survey_if_wanted(database: pg_sys::Oid) {
     if !shmem::read(|registry| registry.survey_wanted) {
         return;
@@ -143,7 +143,7 @@ enum Found {
     Interrupted,
 }
 
-/// While SQL is of another protocol nothing of it is called; it says so, and looks again at every poll.
+/// While SQL is of another protocol the worker calls nothing of it; it says so, and looks again at every poll.
 fn find_sql_that_can_be_worked_with(
     store: &mut SqlStore<SpiConnection>,
     database: pg_sys::Oid,
@@ -199,8 +199,8 @@ fn call(database: pg_sys::Oid) -> Option<Call> {
     })
 }
 
-/// First nobody finds a worker here any more, then one last look: whoever created the extension before that
-/// is seen now, and whoever does it later asks the launcher.
+/// First the worker leaves its slot, then it looks once more: it sees an extension that was created before that now,
+/// and a later CREATE EXTENSION asks the launcher.
 fn leave_without_extension(store: &mut SqlStore<SpiConnection>, database: pg_sys::Oid) {
     say(database, |slot| {
         slot.worker_proc = shmem::NO_PROC;
@@ -225,14 +225,14 @@ fn report_error(database: pg_sys::Oid, message: &str) {
     warning!("webhook worker: {message}");
 }
 
-/// The settings that were applied when the worker connected, or since.
+/// The settings that the worker has applied when it connected, or since.
 struct Session {
     of_the_server: ServerSettings,
     changes_seen: u64,
 }
 
 impl Session {
-    /// Applies what was set for the database or the role since; says whether there was something.
+    /// Applies settings of the database or the role that were changed since; says whether there were any.
     fn apply_changes(&mut self) -> Result<bool, Trouble> {
         let changes = shmem::read(|registry| registry.settings_changes);
         if changes == self.changes_seen {
@@ -253,7 +253,7 @@ struct Worker {
     engine: Engine<SqlStore<SpiConnection>, Pool>,
     shortage: Shortage,
     waits: WaitSet,
-    /// Claims nothing more, and leaves when nothing is in flight.
+    /// Whether it claims nothing more, and leaves when nothing is in flight.
     makes_room: bool,
     reported: Option<(State, i32, bool)>,
 }
@@ -457,7 +457,7 @@ impl Worker {
             });
         }
         if last.is_none() {
-            // It starts the workers one after the other.
+            // The launcher starts the workers one after the other.
             wake::launcher();
         }
     }
@@ -476,7 +476,7 @@ impl Worker {
         }
     }
 
-    /// Gives what is in flight a short time, and the rest back as if it had never been claimed.
+    /// Gives requests in flight a short time, and all other claims back as if they had never been made.
     fn stop(&mut self) {
         let back_in = self.makes_room.then(|| self.absence());
         self.engine.stop(GRACE, |_, left| {
@@ -533,7 +533,6 @@ fn load_roots(ca_file: Option<&Path>) -> Option<Roots> {
         .ok()
 }
 
-/// Barriers and the like.
 fn serve_interrupts() {
     pg_compat::forget_cancellation();
     check_for_interrupts!();

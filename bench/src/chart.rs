@@ -13,7 +13,7 @@ pub struct Bar {
     pub name: String,
     pub value: f64,
     pub is_ours: bool,
-    /// Not a system but what is possible at most.
+    /// Whether it is no system, but the ceiling of all.
     pub is_ceiling: bool,
 }
 

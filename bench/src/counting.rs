@@ -1,4 +1,4 @@
-//! What figures cost: deliveries by endpoint, histograms, and their rows in `webhook.stat`.
+//! The cost of figures: deliveries by endpoint, histograms, and their rows in `webhook.stat`.
 
 use webhook_e2e::{Cluster, Database};
 
@@ -39,7 +39,7 @@ pub fn run(options: &Options) -> Vec<Figure> {
     ]
 }
 
-/// Neither does a settlement group what it has finished, nor is anything added to `webhook.stat`.
+/// A settlement groups nothing, and nothing is added to `webhook.stat`.
 fn count_nothing(database: &Database) {
     database.execute(
         r"DO $$

@@ -10,13 +10,13 @@ use crate::options::Options;
 use crate::report::{number, progress};
 use crate::sink::Sink;
 
-/// On the wire: the body that a peer sends, and ours with its envelope.
+/// The size of a body on the wire: that of a peer, and ours with its envelope.
 pub const BODY_BYTES: usize = 500;
 /// Bytes of the envelope, the number and the keys.
 const AROUND_FILLER: usize = 142;
 const POLL: Duration = Duration::from_millis(5);
 
-/// As installed, with one endpoint for each URL; event `bench.N` is for endpoint N.
+/// Endpoints as installed, one for each URL; event `bench.N` is for endpoint N.
 pub fn add_endpoints(database: &Database, urls: &[String]) {
     for (number, url) in urls.iter().enumerate() {
         database.execute(&format!(
@@ -57,8 +57,8 @@ pub fn wait_for_requests(
     }
 }
 
-/// Piles up, drains, and returns how many requests a second the sink saw; all is settled when it returns.
-/// The next backlog so begins with an empty queue.
+/// Piles up, drains, and returns how many requests a second the sink saw. All deliveries are settled when it returns,
+/// so the next backlog begins with an empty queue.
 pub fn rate(database: &Database, sink: &Sink, events: u32, limit: Duration) -> f64 {
     pile_up(database, events, 1);
     let before = sink.counts().requests;

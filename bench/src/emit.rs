@@ -13,7 +13,7 @@ use crate::report::{Figure, progress};
 
 const CLIENTS: &str = "8";
 const SECONDS: &str = "2";
-/// Short ones, for each round of the options.
+/// Short rounds, for each round of the options.
 const ROUNDS: usize = 3;
 const ROWS: i32 = 100_000;
 const EMITS: i32 = 5_000;
@@ -38,7 +38,7 @@ pub fn run(options: &Options) -> Vec<Figure> {
     figures
 }
 
-/// In turns, so that whatever else the machine does meets both alike.
+/// Measures in turns, so that other load of the machine meets both alike.
 fn alternate<const N: usize>(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> [f64; N] {
     let mut seen = [const { Vec::new() }; N];
     for _ in 0..rounds {
@@ -57,7 +57,7 @@ fn add_endpoints(database: &Database, count: i32) {
     database.execute("VACUUM ANALYZE webhook.endpoint");
 }
 
-/// One session, without the way to the server and back.
+/// Measures in one session, without the way to the server and back.
 fn cost(cluster: &Cluster) -> Figure {
     let database = cluster.database("cost");
     let mut client = database.connect();
@@ -136,7 +136,6 @@ fn one_line_each(script: &str) -> String {
     })
 }
 
-/// Transactions per second.
 fn pgbench(cluster: &Cluster, database: &Database, script: &str, synchronous_commit: &str) -> f64 {
     use std::io::Write;
     use std::process::Stdio;
@@ -261,7 +260,6 @@ fn endpoints(cluster: &Cluster, rounds: usize) -> Figure {
     .wanted("at most 1.2", ratio <= 1.2)
 }
 
-/// Seconds.
 fn timed(client: &mut Client, statement: &str) -> f64 {
     let begun = Instant::now();
     let result = client.batch_execute(statement);

@@ -10,7 +10,7 @@ use crate::sink::Sink;
 
 const EVENTS_PER_SECOND: u32 = 50;
 const WANTED_MS: f64 = 50.0;
-/// Endpoints that hang, and what is queued for each.
+/// Endpoints that hang, and how many deliveries are queued for each.
 const HUNG: [(u32, u32); 4] = [(0, 0), (4, 10_000), (100, 100), (1_000, 10)];
 
 pub fn run(options: &Options) -> Vec<Figure> {

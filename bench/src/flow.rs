@@ -15,7 +15,7 @@ pub struct Flow {
     pub latencies: Vec<Duration>,
 }
 
-/// Waits this long for those that have not come when the last is emitted.
+/// Waits this long for events that have not come when the last is emitted.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 pub fn emit_steadily(

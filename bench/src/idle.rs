@@ -13,7 +13,7 @@ const WANTED_THREADS: usize = 3;
 
 pub fn run(options: &Options) -> Vec<Figure> {
     let cluster = (Cluster::builder().purpose("bench"))
-        // Its transactions are not ours.
+        // The transactions of autovacuum are not ours.
         .setting("autovacuum = off")
         .start();
     let database = cluster.plain_database("idle");
@@ -27,7 +27,7 @@ pub fn run(options: &Options) -> Vec<Figure> {
     database.wait_for_status(event, "SENT");
     let worker = worker::pid(&database);
 
-    // It is given time to come to rest, and then measured for as many minutes as it takes.
+    // The server gets time to come to rest, and is then measured for as many minutes as it takes.
     thread::sleep(options.flow);
     progress("idle: at rest for a while");
     let mut client = database.connect();

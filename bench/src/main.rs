@@ -1,5 +1,4 @@
-//! `make bench`: what the extension reaches, beside other systems and under the conditions that it
-//! promises to bear.
+//! `make bench`: the rates of the extension, beside other systems and under the conditions that it promises to bear.
 //!
 //! ```text
 //! webhook-bench [SECTION ..] [--system NAME ..] [--quick] [--events N] [--rounds N] [--limit S]

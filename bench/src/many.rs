@@ -25,7 +25,7 @@ pub fn run(options: &Options) -> Vec<Figure> {
         url = receiver.url("/")
     ));
     let worker = worker::pid(&database);
-    // After it has looked at all that is new.
+    // The worker has looked at all new endpoints by then.
     let second = std::time::Duration::from_secs(1);
     emit_steadily(&database, &receiver, "busy", EVENTS_PER_SECOND, 2 * second);
     let (before, begun) = (cpu(worker), std::time::Instant::now());

@@ -11,7 +11,7 @@ pub fn cpu(pid: i32) -> Duration {
     stat(pid).map_or(Duration::ZERO, |stat| ticks(stat.own))
 }
 
-/// The same of all processes of a server, with those that have ended.
+/// The same for all processes of a server, with the ended ones.
 pub fn server_cpu(cluster: &Cluster) -> Duration {
     let postmaster = cluster.pid();
     let pids = (fs::read_dir("/proc").into_iter().flatten().flatten())
@@ -87,7 +87,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Of durations, in milliseconds.
+/// In milliseconds.
 pub fn percentile(durations: &mut [Duration], percent: usize) -> f64 {
     durations.sort();
     match durations.len() {

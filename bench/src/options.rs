@@ -8,11 +8,11 @@ use webhook_e2e::directory::target_directory;
 
 pub struct Options {
     sections: Vec<String>,
-    /// Of the comparison, by the beginning of their names; none is all.
+    /// Systems of the comparison, by the beginning of their names; none is all.
     systems: Vec<String>,
     /// Committed events of one run of the comparison.
     pub events: u32,
-    /// Alternating runs of which the median counts.
+    /// Alternating runs; their median counts.
     pub rounds: usize,
     /// A run is cut after this time, and its rate is that of the deliveries settled until then.
     pub limit: Duration,
@@ -20,7 +20,7 @@ pub struct Options {
     pub pinned: Duration,
     /// How long events are emitted at a steady rate.
     pub flow: Duration,
-    /// Rows of tables that have grown, in thousandths of what the full run has.
+    /// Rows of tables that have grown, in thousandths of those of the full run.
     pub thousandths: u32,
     pub results: PathBuf,
 }
@@ -66,7 +66,7 @@ impl Options {
         options
     }
 
-    /// Whether the harness works, not what the figures are: they do not go where the real ones are.
+    /// Shows whether the harness works, and no real figures: they do not go to the place of the real ones.
     fn be_quick(&mut self) {
         self.events = 500;
         self.rounds = 1;

@@ -15,7 +15,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(10);
 
 pub struct Peer {
     child: Child,
-    /// Not always the child's: what starts node may be a script.
+    /// Not always the pid of the child: a script may start node.
     pid: i32,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -27,7 +27,7 @@ pub fn program(name: &str) -> PathBuf {
     runner.with_file_name(name)
 }
 
-/// Where `make bench` has put what npm installs.
+/// The folder that `make bench` installs packages of npm in.
 fn modules() -> PathBuf {
     target_directory().join("peers/node_modules")
 }

@@ -1,5 +1,4 @@
-//! The cost of a forgotten transaction: it holds a snapshot, so vacuum removes nothing that was settled
-//! since.
+//! The cost of a forgotten transaction: it holds a snapshot, so vacuum removes no version that was replaced since.
 
 use std::time::Instant;
 

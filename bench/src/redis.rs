@@ -9,8 +9,7 @@ use webhook_e2e::directory::ServerDirectory;
 use webhook_e2e::process::{Process, unprivileged};
 use webhook_e2e::{port, wait};
 
-/// When Redis has its append-only file on disk: a crash of the machine may take the last second of
-/// `everysec`.
+/// When Redis has its append-only file on disk: a crash of the machine may take the last second of `everysec`.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Fsync {
     EverySecond,

@@ -1,5 +1,5 @@
-//! A relay beside the server's worker, both on this machine: rates, what each delivery costs the database, how long from a
-//! commit to its receipt, and what a relay costs that has nothing to do.
+//! A relay beside the server's worker, both on this machine: rates, the cost of each delivery for the database, the
+//! time from a commit to its receipt, and the cost of a relay that has nothing to do.
 
 use std::fs;
 use std::thread;
@@ -59,7 +59,7 @@ fn latency_without_library() -> Figure {
     latency(&database, "without the library", WANTED_LATENCY_ALONE_MS)
 }
 
-/// As a role that has the level `relay` and no other.
+/// The role has the level `relay` and no other.
 fn start(cluster: &Cluster, database: &Database) -> Relay {
     let name = database.name();
     database.execute(&format!(

@@ -1,4 +1,4 @@
-//! Figures as people read them: a table in Markdown, with what is wanted beside what was measured.
+//! Figures as people read them: a table in Markdown, with the promise beside the measured value.
 
 use std::fs;
 use std::process::Command;
@@ -65,7 +65,7 @@ pub fn markdown(heading: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -
         .collect()
 }
 
-/// Writes one section's file, with what it was measured on.
+/// Writes one section's file, with the conditions of the run.
 pub fn write(options: &Options, name: &str, text: &str) {
     let text = format!("{text}\n{}\n", conditions(options));
     write_file(options, &format!("{name}.md"), &text);
@@ -118,7 +118,7 @@ pub fn progress(text: &str) {
     eprintln!("{text}");
 }
 
-/// 12345.6 as 12,346; small numbers keep what is significant.
+/// 12345.6 as 12,346; small numbers keep their significant digits.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "-".to_owned();

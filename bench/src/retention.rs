@@ -33,7 +33,7 @@ pub fn run(_: &Options) -> Vec<Figure> {
     progress(&format!("retention: making {EXPIRED} old deliveries"));
     keep_old_deliveries(&database);
 
-    // Both have the same tables; what differs is whether the old deliveries have expired.
+    // Both have the same tables; they differ in whether the old deliveries have expired.
     let (mut without, mut with) = (Load::default(), Load::default());
     for round in 1..=ROUNDS {
         for (retention, load) in [("-1", &mut without), ("'7d'", &mut with)] {
@@ -92,7 +92,7 @@ fn old_deliveries(database: &Database) -> i64 {
     )
 }
 
-/// Measured under one of the two conditions.
+/// Figures under one of the two conditions.
 #[derive(Default)]
 struct Load {
     latencies: Vec<Duration>,
@@ -131,7 +131,7 @@ impl Load {
         database.execute(&format!(
             "SELECT webhook_emit('bench.backlog') FROM generate_series(1, {BACKLOG})"
         ));
-        // It is retention that is measured here, not what an old estimate does.
+        // Retention is measured here, and no plan from an old estimate.
         database.execute("ANALYZE webhook.delivery_queue");
         let begun = Instant::now();
         database.execute("UPDATE webhook.endpoint SET paused_at = NULL");
@@ -162,7 +162,7 @@ impl Load {
     }
 }
 
-/// A new one for each measurement: a receiver remembers all that it has received.
+/// A new receiver for each measurement: a receiver remembers every request.
 fn receiver(database: &Database) -> Receiver {
     let receiver = Receiver::start();
     database.execute(&format!(

@@ -45,7 +45,6 @@ impl Sink {
         }
     }
 
-    /// One for each address.
     pub fn urls(&self) -> Vec<String> {
         (0..self.addresses)
             .map(|number| {

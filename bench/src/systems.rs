@@ -49,11 +49,11 @@ pub struct Run<'a> {
 pub struct Sample {
     pub settled: u64,
     pub seconds: f64,
-    /// Of the process that sends.
+    /// CPU of the process that sends.
     pub sender_cpu: Duration,
     /// The same with the processes that store.
     pub all_cpu: Duration,
-    /// Of the WAL, or of the append-only file.
+    /// Bytes of the WAL, or of the append-only file.
     pub log_bytes: Option<i64>,
     /// Transactions that have written.
     pub commits: Option<i64>,
@@ -80,7 +80,7 @@ impl System {
         }
     }
 
-    /// Those to choose the best of; the extension is as installed, and pg_net too.
+    /// The concurrencies to choose the best from; the extension is as installed, and pg_net too.
     pub fn concurrencies(self) -> &'static [u32] {
         match self {
             System::Extension | System::PgNet => &[0],
@@ -233,8 +233,8 @@ impl Run<'_> {
         Ok(sample)
     }
 
-    /// As installed: it stores its queue in an unlogged table, and signs nothing itself, so the
-    /// signatures are made when the requests are queued.
+    /// pg_net as installed: it stores its queue in an unlogged table, and signs nothing itself, so the signatures are
+    /// made when the requests are queued.
     fn pg_net(&self) -> Result<Sample, String> {
         let cluster = Cluster::builder()
             .purpose("bench")

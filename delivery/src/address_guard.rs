@@ -1,10 +1,10 @@
-//! Which addresses may be dialled. It is asked for every request, with the very addresses that would be
+//! The addresses that may be dialled. The guard is asked for every request, with the very addresses that would be
 //! dialled: after the lookup, so that no spelling of a host and no changing DNS answer gets past.
 //!
-//! `deny_networks` beats `allow_networks`, which beats what is forbidden as installed: the special-purpose
-//! ranges and this host's own addresses. One forbidden address of a name forbids them all. An address that
-//! only stands for an IPv4 address (mapped, NAT64) is judged as that one, and a network of them is read as that of the
-//! IPv4 addresses.
+//! `deny_networks` beats `allow_networks`, which beats the ranges that are forbidden as installed: the
+//! special-purpose ranges and this host's own addresses. One forbidden address of a name forbids them all. An address
+//! that only stands for an IPv4 address (mapped, NAT64) is judged as that one, and a network of them is read as that
+//! of the IPv4 addresses.
 
 mod literal;
 mod own;
@@ -23,7 +23,7 @@ pub(crate) use literal::literal;
 pub use settings::{Networks, Ports};
 
 pub(crate) trait AddressGuard: Send + Sync + 'static {
-    /// Whether all of `addresses`, which the host of `uri` stands for, may be dialled for it.
+    /// Whether all of `addresses`, those of the host of `uri`, may be dialled for it.
     fn judge(&self, uri: &Uri, addresses: &[IpAddr]) -> Result<(), Failure>;
 }
 
@@ -36,7 +36,7 @@ pub struct Network {
     pub require_https: RequireHttps,
 }
 
-/// From the least to the most that it requires.
+/// Ordered from the least to the most that it requires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequireHttps {
     Off,
@@ -147,7 +147,6 @@ impl fmt::Display for Named {
     }
 }
 
-/// Where `uri` is dialled.
 pub(crate) fn port(uri: &Uri) -> u16 {
     let default = if is_https(uri) { 443 } else { 80 };
     uri.port_u16().unwrap_or(default)

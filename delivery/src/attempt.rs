@@ -25,8 +25,8 @@ pub struct Route {
     pub format: Format,
     /// `whsec_<base64>`, newest first.
     pub secrets: Vec<String>,
-    /// Of the signatures in templates of headers, as they are, newest first. They are never those of the standard signature: one
-    /// of a body alone must not pass for another.
+    /// The keys of signatures in templates of headers, verbatim, newest first. They are never those of the standard
+    /// signature: a signature of a body alone must not pass for another.
     pub hmac_secrets: Vec<String>,
     /// Resolving, connecting and the TLS handshake together.
     pub connect_timeout: Duration,
@@ -48,7 +48,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// `webhook_test()` has asked for it: it waits for no other.
+    /// Whether `webhook_test()` has asked for it: then it waits for no other.
     pub fn is_test(&self) -> bool {
         self.event_type == "webhook.test"
     }

@@ -28,7 +28,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// As the endpoint's row has it, whoever wrote that.
+    /// The format in the endpoint's row, whoever wrote the row.
     pub fn named(name: &str, template: Option<String>, source: Option<String>) -> Format {
         match (name, template, source) {
             ("standard", ..) => Format::Standard,
@@ -47,7 +47,8 @@ impl Format {
     }
 }
 
-/// In all of them `data` is the payload verbatim: parsing would round numbers that JSON and jsonb can hold and f64 cannot.
+/// In all of them `data` is the payload verbatim: parsing would round numbers that JSON and jsonb can hold and f64
+/// cannot.
 #[derive(Serialize)]
 struct Standard<'a> {
     id: Uuid,

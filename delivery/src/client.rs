@@ -23,18 +23,19 @@ use crate::request;
 use crate::resolver::Resolver;
 use crate::roots::Roots;
 
-/// Of a name that has more.
+/// The addresses that are tried of a name that has more.
 const MAX_ADDRESSES: usize = 16;
 /// Keeps deadlines representable, whatever the caller asked for.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub const EXCERPT: usize = 2048;
-/// From which the excerpt is made: some of it may be left out.
+/// The bytes that the excerpt is made from: some of them may be left out.
 const KEPT: usize = 4 * EXCERPT;
-/// Read to its end, a body leaves its connection usable; beyond this a new connection is cheaper.
+/// A body that was read to its end leaves its connection usable; beyond this a new connection is cheaper.
 const DRAIN: usize = 64 * 1024;
 
-/// It goes by one set of rules, and its connections were made by them: where the rules change there is a new client.
+/// A client goes by one set of rules, and its connections were made by them: where the rules change there is a new
+/// client.
 pub(crate) struct Client {
     resolver: Resolver,
     guard: Box<dyn AddressGuard>,
@@ -108,8 +109,8 @@ impl Client {
         }
     }
 
-    /// Those of the host, all permitted. Asked for each request, also for one that will find an idle connection: no
-    /// request passes unjudged.
+    /// The addresses of the host, all permitted. They are asked for each request, also for one that will find an idle
+    /// connection: no request passes unjudged.
     async fn addresses(&self, uri: &Uri, deadline: Instant) -> Result<Vec<IpAddr>, Failure> {
         let host = uri.host().unwrap_or_default();
         let addresses = match literal(host) {
@@ -139,7 +140,7 @@ impl Client {
                 .await
                 .map(Box::new)
         };
-        // Few attempts connect, and those that do not need not have room for it.
+        // Few attempts connect, and the others need no room for it.
         let connecting = Box::pin(async {
             match connect().await {
                 // Idle connections give way where there is no room for another.
@@ -160,7 +161,7 @@ fn after(time: Duration) -> Instant {
     Instant::now() + time.min(LONGEST)
 }
 
-/// As it is sent to whom the URL names.
+/// The request as it is sent to the host of the URL.
 fn render(attempt: &Attempt) -> Result<Request<Full<Bytes>>, Failure> {
     let mut request = request::render(attempt, SystemTime::now())?;
     let path = request.uri().path_and_query().cloned();
@@ -179,7 +180,7 @@ fn server_name(uri: &Uri) -> Result<ServerName<'static>, Failure> {
     Ok(name.to_owned())
 }
 
-/// The status decides, whatever becomes of the body. Also says whether all of it came.
+/// The status decides, whatever becomes of the body. Also says whether the whole body came.
 async fn read(
     response: HttpResponse<Incoming>,
     connection: &mut Connection,
@@ -207,8 +208,8 @@ async fn read(
     (response, is_whole)
 }
 
-/// Seconds, or a date in one of the three forms that HTTP allows. A date in the past asks for nothing, and whoever asks for more
-/// than can be counted for the longest wait there is.
+/// Seconds, or a date in one of the three forms that HTTP allows. A date in the past asks for nothing. A wait longer
+/// than can be counted is the longest wait there is.
 pub fn wait_asked_for(retry_after: &str, now: SystemTime) -> Option<Duration> {
     let longest = Duration::from_secs(u32::MAX.into());
     if !retry_after.is_empty() && retry_after.bytes().all(|c| c.is_ascii_digit()) {

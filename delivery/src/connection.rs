@@ -1,5 +1,5 @@
-//! One HTTP/1.1 connection, over TCP or TLS. Nobody drives it but whoever uses it: an attempt polls its connection
-//! in its own task, and an idle connection has neither a task nor a timer.
+//! One HTTP/1.1 connection, over TCP or TLS. Only its user drives it: an attempt polls its connection in its own
+//! task, and an idle connection has neither a task nor a timer.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -27,14 +27,14 @@ use crate::failure::{Failure, FailureKind};
 
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 const MAX_HEADERS: usize = 128;
-/// Of all that a server sends in answer to one request: hyper limits the headers, but neither how many interim
-/// responses it skips nor what stands between the chunks of a body.
+/// The bytes that a server may send in answer to one request: hyper limits the headers, but neither the number of
+/// interim responses that it skips nor the bytes between the chunks of a body.
 pub(crate) const MAX_HEARD: usize = 256 * 1024;
 
 pub(crate) struct Connection {
     sender: SendRequest<Full<Bytes>>,
     driver: http1::Connection<TokioIo<Wire>, Full<Bytes>>,
-    /// The driver must not be polled again.
+    /// Whether the driver has ended, and must not be polled again.
     ended: bool,
     heard: Arc<AtomicUsize>,
     pub peer: IpAddr,
@@ -43,7 +43,7 @@ pub(crate) struct Connection {
 /// Why there is no response.
 pub(crate) enum Broken {
     Http(hyper::Error),
-    /// Without a word from hyper.
+    /// The connection ended without a word from hyper.
     Ended,
 }
 
@@ -93,7 +93,7 @@ impl Connection {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// Until the head of the response has come.
+    /// Sends, and waits until the head of the response has come.
     pub async fn send(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -116,7 +116,7 @@ impl Connection {
         .await
     }
 
-    /// Hands on what comes for as long as `enough` is false; says whether that was all.
+    /// Hands on the pieces of the body for as long as `enough` is false; says whether that was all.
     pub async fn read(
         &mut self,
         mut body: Incoming,
@@ -149,7 +149,7 @@ impl Connection {
     }
 }
 
-/// How it ended is told to whoever waits for an answer.
+/// The attempt that waits for an answer is told how the connection ended.
 fn drive(
     driver: &mut http1::Connection<TokioIo<Wire>, Full<Bytes>>,
     ended: &mut bool,
@@ -170,7 +170,7 @@ async fn dial(addresses: &[SocketAddr], deadline: Instant) -> Result<(TcpStream,
         };
         last = match timeout(share, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                // It only makes small requests faster.
+                // Without it small requests are only slower.
                 let _ = stream.set_nodelay(true);
                 return Ok((stream, address.ip()));
             }
@@ -189,7 +189,7 @@ enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Counts what comes, and refuses more than an answer is worth.
+/// Counts the bytes that come, and refuses more than an answer is worth.
 struct Wire {
     stream: Stream,
     heard: Arc<AtomicUsize>,

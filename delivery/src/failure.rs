@@ -1,6 +1,6 @@
-//! Why an attempt got no HTTP status. Messages are shown to people who may not see the endpoint's
-//! credentials, so none is built from a URL, a header or a secret. An address that is blocked is named: where
-//! an endpoint is, is no secret.
+//! Reasons why an attempt got no HTTP status. Messages are shown to people who may not see the endpoint's
+//! credentials, so none is built from a URL, a header or a secret. A blocked address is named: the place of an
+//! endpoint is no secret.
 
 use std::error::Error;
 use std::fmt;
@@ -51,7 +51,7 @@ pub struct Failure {
 }
 
 const CLOSED: &str = "connection closed before a response";
-/// It counts as an attempt: what is always unexpected must come to an end.
+/// Counts as an attempt: an error that is always unexpected must come to an end.
 const UNEXPECTED: &str = "unexpected error of the HTTP client";
 
 impl Failure {
@@ -99,7 +99,7 @@ impl Failure {
         if heard > MAX_HEARD || error.is_parse_too_large() {
             return Failure::new(InvalidResponse, "the response headers are too large");
         }
-        // It began to answer before it was asked.
+        // The server began to answer before it was asked.
         let too_early = error.is_canceled() && heard > 0;
         if error.is_parse() || too_early {
             return Failure::new(InvalidResponse, "the response is not valid HTTP");
@@ -122,7 +122,7 @@ impl Failure {
     /// Why there is no connection.
     pub(crate) fn before_request(error: io::Error) -> Failure {
         Failure::of_io(&error, |kind| match kind {
-            // TCP itself refuses: what breaks between its handshake and the request is the one of TLS.
+            // TCP itself refuses: an error between its handshake and the request is one of TLS.
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
                 let message = "connection closed during the TLS handshake";
                 Failure::new(FailureKind::Tls, message)

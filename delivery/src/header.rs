@@ -16,12 +16,12 @@ use crate::failure::Failure;
 use crate::template::{MISSING, Part, Paths, Problem, path, split};
 use signature::Signature;
 
-/// Those that describe the message itself, or would change what the client does.
+/// Headers that describe the message itself, or would change how the client behaves.
 const RESERVED: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, EXPECT];
-/// As webhook.header_size_problem() has it for values as they are registered.
+/// The limit of webhook.header_size_problem() for values as they are registered.
 const MAX_VALUE: usize = 8 * 1024;
 const MAX_HEADERS: usize = 16 * 1024;
-/// Of a character as JSON may write it, for one byte: `\u0041`.
+/// The longest way in which JSON may write one byte: `\u0041`.
 const LONGEST_ESCAPE: usize = 6;
 
 const A_PLACEHOLDER: &str = "A placeholder of a header is {{id}}, {{type}}, {{timestamp}}, {{tenant}}, {{data}}, a path below data \
@@ -84,12 +84,12 @@ impl Header {
     }
 }
 
-/// What is wrong with the value of a header.
+/// Reasons why the value of a header is refused.
 pub fn problem(value: &str) -> Option<Problem> {
     Template::parse(value).err()
 }
 
-/// All of them, for this attempt at `attempt_time` with this body.
+/// All headers, for this attempt at `attempt_time` with this body.
 pub(crate) fn render(
     attempt: &Attempt,
     attempt_time: &str,
@@ -127,7 +127,7 @@ pub(crate) fn render(
     Ok(rendered)
 }
 
-/// What a template is rendered with.
+/// The values that a template is rendered with.
 struct Moment<'a> {
     event: Option<&'a RawValue>,
     attempt_time: &'a str,
@@ -152,7 +152,7 @@ impl Template {
         })
     }
 
-    /// The whole text, where there is no placeholder in it.
+    /// The whole text, if it has no placeholder.
     fn literal(&self) -> Option<String> {
         let literals = self.pieces.iter().map(|piece| match piece {
             Piece::Literal(text) => Some(text.as_str()),
@@ -217,7 +217,7 @@ fn placeholder(inside: &str) -> Result<Placeholder<'_>, Problem> {
     }
 }
 
-/// A string as it is, of anything else its JSON; nothing where no header could hold it.
+/// A string as it is, any other value as its JSON; nothing where no header could hold it.
 fn as_text(json: &str) -> Option<String> {
     if json.len() > LONGEST_ESCAPE * MAX_VALUE {
         return None;

@@ -15,7 +15,8 @@ use crate::connection::Connection;
 use crate::threads;
 
 const LONGEST: Duration = Duration::from_secs(30);
-/// As many as may well be in flight; with more, a new connection is closed after its request.
+/// The most connections that rest, as many as may well be in flight; with more, a new connection is closed after its
+/// request.
 const MOST: usize = 1024;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -34,12 +35,12 @@ pub(crate) struct Idle(Mutex<Resting>);
 struct Resting {
     by_origin: HashMap<Origin, Vec<(Instant, Box<Connection>)>>,
     count: usize,
-    /// There is a task that closes what has rested too long.
+    /// Whether there is a task that closes connections that have rested too long.
     is_watched: bool,
 }
 
 impl Idle {
-    /// The one used last of those that lead to one of these addresses.
+    /// The connection that was used last and leads to one of these addresses.
     pub fn take(&self, origin: &Origin, addresses: &[IpAddr]) -> Option<Box<Connection>> {
         let mut resting = threads::lock(&self.0);
         loop {

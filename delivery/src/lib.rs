@@ -23,7 +23,7 @@ mod stopwatch;
 pub mod template;
 mod threads;
 
-/// What is parsed here and private, for fuzz/.
+/// Private parsers, for fuzz/.
 #[cfg(fuzzing)]
 pub mod fuzzing {
     pub use crate::client::{EXCERPT, excerpt, wait_asked_for};

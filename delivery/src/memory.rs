@@ -1,6 +1,6 @@
-//! Memory for what people emit is asked for, and where there is none the attempt fails. All other memory is taken for
-//! granted, as Rust does: a process that is refused that aborts, and in a server of PostgreSQL takes all others with it.
-//! So the host's allocator keeps a reserve for it, and says here when it had to open it.
+//! Memory for payloads is asked for, and where there is none the attempt fails. All other memory is taken for
+//! granted, as Rust does: a process that is refused it aborts, and in a server of PostgreSQL takes all others with
+//! it. So the host's allocator keeps a reserve for it, and says here when it had to open it.
 
 use std::cell::Cell;
 use std::io;
@@ -15,7 +15,7 @@ thread_local! {
     static MAY_FAIL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Until it is taken back nothing large is begun.
+/// Nothing large begins while memory is short.
 pub fn set_short(short: bool) {
     SHORT.store(short, Ordering::Relaxed);
 }
@@ -29,7 +29,7 @@ pub fn may_fail() -> bool {
     MAY_FAIL.get()
 }
 
-/// Gives to the system what was freed.
+/// Gives freed memory to the system.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it has no preconditions.

@@ -31,19 +31,20 @@ pub struct Setup {
     pub roots: Roots,
 }
 
-/// Every attempt that is submitted begins as soon as its endpoint has room, and either comes back once as an [`Outcome`] or
-/// is withdrawn. No method blocks, nor does dropping the pool: its threads are detached and end by themselves.
+/// Every attempt that is submitted begins as soon as its endpoint has room, and either comes back once as an
+/// [`Outcome`] or is withdrawn. No method blocks, nor does dropping the pool: its threads are detached and end by
+/// themselves.
 pub struct Pool {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// There is something new for the thread in `state`.
+    /// Wakes the thread: there is something new in `state`.
     changed: Notify,
-    /// There is an outcome of which the host has not been told.
+    /// Wakes the task that tells the host of outcomes.
     ended: Notify,
-    /// For every attempt that begins.
+    /// The client of every attempt that begins.
     client: Mutex<Arc<Client>>,
     resolver: Resolver,
     wake_writer: UnixStream,
@@ -52,10 +53,11 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// All that has neither ended nor been withdrawn: whoever takes an attempt out of here tells its end.
+    /// All attempts that have neither ended nor been withdrawn: the code that takes an attempt out of here tells its
+    /// end.
     live: HashMap<u64, Live>,
     submitted: u64,
-    /// Of the live ones, those that the thread has not begun.
+    /// Live attempts that the thread has not begun.
     entrances: Entrances,
     outcomes: Vec<Outcome>,
     /// Whether a byte waits in `wake_reader`.
@@ -66,7 +68,7 @@ struct State {
 
 struct Live {
     key: Key,
-    /// Since when it is under way, or waits for that.
+    /// Since when it is under way, or waits to be.
     since: Instant,
     on_the_wire: bool,
     task: Option<AbortHandle>,
@@ -121,8 +123,8 @@ impl Pool {
         self.submit_within(&[], attempts);
     }
 
-    /// Of each of these endpoints no more than so many are under way at a time, until all that it has here have ended, or
-    /// one of them has failed: then none of those that wait follows, until there is another limit.
+    /// No more than so many attempts of each of these endpoints are under way at a time, until all attempts of the
+    /// endpoint have ended, or one of them has failed: then no waiting attempt follows, until there is another limit.
     pub fn submit_within(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>) {
         let since = Instant::now();
         let mut state = threads::lock(&self.shared.state);
@@ -161,7 +163,7 @@ impl Pool {
         mem::take(&mut state.outcomes)
     }
 
-    /// Takes back those of which no byte has been sent.
+    /// Takes these attempts back, but for those of which a byte has been sent.
     pub fn withdraw(&self, which: impl Fn(&Key) -> bool) -> Vec<Key> {
         let mut state = threads::lock(&self.shared.state);
         let waits = |_: &u64, live: &mut Live| !live.on_the_wire && which(&live.key);
@@ -180,7 +182,8 @@ impl Pool {
         withdrawn.into_iter().map(stop).collect()
     }
 
-    /// Interrupts what is in flight; it comes back as [`FailureKind::Local`], and so does all that is submitted later.
+    /// Interrupts requests in flight; they come back as [`FailureKind::Local`], and so do all attempts that are
+    /// submitted later.
     pub fn abort(&self) {
         self.shared.abort();
     }
@@ -243,13 +246,13 @@ impl Shared {
     fn goes_out(&self, id: u64) -> Result<(), Failure> {
         match threads::lock(&self.state).live.get_mut(&id) {
             Some(live) => live.on_the_wire = true,
-            // Nobody will hear of it.
+            // Nobody will hear of the result.
             None => return Err(interrupted()),
         }
         Ok(())
     }
 
-    /// It has its turn after all tasks that were ready when the first of them ended: the host is woken once for them.
+    /// Has its turn after all tasks that were ready when the first of them ended: the host is woken once for them.
     async fn tell(self: Arc<Self>) {
         loop {
             self.ended.notified().await;
@@ -281,7 +284,7 @@ impl Shared {
     }
 }
 
-/// Of an attempt that is under way, at the entrance of its endpoint. A task that is aborted leaves it too.
+/// The place of an attempt that is under way, at the entrance of its endpoint. A task that is aborted leaves it too.
 struct Place {
     shared: Arc<Shared>,
     endpoint_id: i32,

@@ -81,7 +81,7 @@ pub(crate) fn parse_url(url: &str) -> Result<Uri, Failure> {
     if authority.contains('@') {
         return Err(Failure::invalid_request("the URL contains a user"));
     }
-    // Or the default port would be dialled where the one given cannot be read.
+    // Else the default port would be dialled where the one given cannot be read.
     if host.is_empty() || (authority.len() > host.len() && uri.port_u16().is_none()) {
         return Err(Failure::invalid_request("the URL is not valid"));
     }

@@ -1,22 +1,22 @@
-//! Host names to addresses. getaddrinfo cannot be interrupted, and for a name whose servers are silent it
-//! takes 10 to 30 s. It is called on threads of its own, a name that is asked for many times at once is looked
-//! up once, and answers are kept briefly. Names that hang must not stand in the way of those that do not:
+//! Host names to addresses. getaddrinfo cannot be interrupted, and for a name whose servers are silent it takes 10 to
+//! 30 s. It is called on threads of its own, a name that is asked for many times at once is looked up once, and
+//! answers are kept briefly. Names that hang must not stand in the way of names that do not:
 //!
-//! - **An answer is fresh for 30 s and usable for 5 min.** One that is no longer fresh is still given at once,
-//!   while it is looked up again. So an endpoint in use never waits for a lookup, whatever else hangs. While the
-//!   lookup hangs, or has failed only after it hung, the last good answer is given for up to an hour. Whoever dials
-//!   judges the addresses each time.
-//! - **Two lanes.** A name whose last lookup took more than a second is slow, and slow names have a lane with
-//!   threads of its own. In the other lane, names that were prompt before come before new ones.
-//! - **What hangs does not exhaust a lane.** Nobody knows of a new name whether it will. So lookups younger than
-//!   a second hold no more than a quarter of a lane's threads, and once some hang an eighth of those that do not.
-//!   However many hanging names come, there is a turn every second, and the newest name has it. That is so for
-//!   lookups that hang up to 23 s; where they hang longer, a turn comes whenever one of them returns.
-//! - **Every new name has its turn**, also when whoever asked has given up: next time it is known what it is.
-//!   A thousand new names that hang for 10 s are told apart in six minutes.
+//! - **An answer is fresh for 30 s and usable for 5 min.** One that is no longer fresh is still given at once, while
+//!   it is looked up again. So an endpoint in use never waits for a lookup, whatever else hangs. While the lookup
+//!   hangs, or has failed only after it hung, the last good answer is given for up to an hour. The client judges the
+//!   addresses each time that it dials.
+//! - **Two lanes.** A name whose last lookup took more than a second is slow, and slow names have a lane with threads
+//!   of its own. In the other lane, names that were prompt before come before new ones.
+//! - **Hanging names do not exhaust a lane.** Nobody knows of a new name whether it will hang. So lookups younger
+//!   than a second hold no more than a quarter of a lane's threads, and once some hang an eighth of the threads that
+//!   do not. However many hanging names come, there is a turn every second, and the newest name has it. That is so
+//!   for lookups that hang up to 23 s; where they hang longer, a turn comes whenever one of them returns.
+//! - **Every new name has its turn**, also when the attempt that asked has given up: next time its pace is known. A
+//!   thousand new names that hang for 10 s are told apart in six minutes.
 //!
-//! Threads come when they are needed, as a rule one or two and while lookups hang up to 64, and end when they
-//! have had nothing to do for a few seconds. At most 4,096 names are kept.
+//! Threads come when they are needed, as a rule one or two and while lookups hang up to 64, and end when they have had
+//! nothing to do for a few seconds. At most 4,096 names are kept.
 
 mod clock;
 mod names;
@@ -58,7 +58,7 @@ struct Shared {
 struct State {
     names: Names,
     threads: usize,
-    /// Of the threads, those that have nothing to look up, or have just been started.
+    /// Threads that have nothing to look up, or have just been started.
     idle: usize,
     closed: bool,
 }
@@ -82,7 +82,7 @@ impl Resolver {
         }))
     }
 
-    /// Ends the lookup threads, at once but for a call of getaddrinfo under way.
+    /// Ends the lookup threads, at once except for a call of getaddrinfo under way.
     pub fn close(&self) {
         self.0.lock().closed = true;
         self.0.wanted.notify_all();
@@ -125,8 +125,8 @@ impl Shared {
         threads::lock(&self.state)
     }
 
-    /// All that is known about a host at this moment. A name that is not known, or not fresh, will be looked up;
-    /// whoever asks is interested for as long as `interest`.
+    /// The answer for a host at this moment, if there is one. A name that is not known, or not fresh, will be looked
+    /// up; the caller is interested for as long as `interest`.
     fn known(
         self: &Arc<Self>,
         state: &mut State,
@@ -139,7 +139,7 @@ impl Shared {
         answer
     }
 
-    /// Sees to it that what may be looked up has a thread, and what may not yet has one that waits for it.
+    /// Sees to it that a name that may be looked up has a thread, and one that may not yet has one that waits for it.
     fn call_somebody(self: &Arc<Self>, state: &mut State) {
         if state.names.nothing_waits() || state.closed {
             return;
@@ -148,7 +148,7 @@ impl Shared {
             self.wanted.notify_one();
         } else if state.threads < state.names.limits.threads() {
             let shared = self.clone();
-            // Those that there are go on without it.
+            // The other threads go on without it.
             if threads::spawn("webhook dns".into(), move || shared.run()).is_ok() {
                 state.threads += 1;
                 state.idle += 1;

@@ -1,4 +1,4 @@
-//! Which certificate authorities are trusted: the system's, and those of a file in addition.
+//! The certificate authorities that are trusted: the system's, and those of a file in addition.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -30,7 +30,8 @@ impl Roots {
     fn add_file(&mut self, path: &Path) -> Result<(), String> {
         let wrong = |what: &dyn Display| format!("\"{}\": {what}", path.display());
         let mut file = File::open(path).map_err(|error| wrong(&error))?;
-        // A user who writes the file decides whom we trust. Asked of the open file: the path may lead elsewhere by then.
+        // A user who writes the file decides whom we trust. Asked of the open file: the path may lead elsewhere by
+        // then.
         let mode = file.metadata().map_err(|error| wrong(&error))?.mode();
         if mode & 0o002 != 0 {
             return Err(wrong(

@@ -1,5 +1,5 @@
-//! Standard Webhooks signatures: `v1`, HMAC-SHA256 by a secret that the receiver has too, and `v1a`, ed25519 by a private key
-//! whose public key is all that the receiver needs.
+//! Standard Webhooks signatures: `v1`, HMAC-SHA256 by a secret that the receiver has too, and `v1a`, ed25519 by a
+//! private key whose public key is all that the receiver needs.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use hmac::digest::Output;
@@ -37,7 +37,7 @@ pub(crate) fn sign(
     Ok(signatures?.join(" "))
 }
 
-/// HMAC-SHA256 of what the parts are together, by a key of any length.
+/// HMAC-SHA256 of the parts together, by a key of any length.
 pub(crate) fn hmac(key: &[u8], content: &[&[u8]]) -> Result<Output<Sha256>, Failure> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key)
         .map_err(|_| Failure::invalid_request("the HMAC secret cannot be used"))?;
@@ -80,7 +80,8 @@ pub fn new_private_key() -> Result<String, rand::rand_core::OsError> {
     Ok(format!("whsk_{}", BASE64_STANDARD.encode(key)))
 }
 
-/// Whether this is a private key with its own public key: with that of another it would give itself away by its signatures.
+/// Whether this is a private key with its own public key: with the public key of another it would give itself away by
+/// its signatures.
 pub fn is_private_key(key: &str) -> bool {
     key.strip_prefix("whsk_").and_then(key_pair).is_some()
 }
@@ -132,7 +133,7 @@ mod tests {
         );
     }
 
-    /// That of the specification, whose key and content are in the tests of Svix.
+    /// The signature of the specification, whose key and content are in the tests of Svix.
     #[test]
     fn published_test_vector_of_a_key() {
         assert_eq!(

@@ -1,9 +1,9 @@
 //! Templates: a JSON document of the shape that the receiver dictates, with `{{data.order.id}}` where a value of the
 //! event goes.
 //!
-//! A template is cut at its placeholders, once, and what lies between is sent as it stands; values are cut out of the
-//! event's own JSON. So nothing is read and written anew on the way: numbers keep their digits, at any depth, and
-//! what a value contains is never taken for a placeholder.
+//! A template is cut at its placeholders, once, and the text between them is sent as it stands; values are cut out of
+//! the event's own JSON. So nothing is read and written anew on the way: numbers keep their digits, at any depth, and
+//! the content of a value is never taken for a placeholder.
 
 mod paths;
 mod placeholder;
@@ -30,7 +30,7 @@ pub struct Template {
 }
 
 enum Piece {
-    /// As it stands. It may begin or end within a string.
+    /// Text as it stands. It may begin or end within a string.
     Json(String),
     /// The value itself.
     Value(usize),
@@ -127,13 +127,13 @@ impl Template {
     }
 }
 
-/// A value within a string: a string as it is, of anything else its JSON.
+/// A value within a string: a string as it is, any other value as its JSON.
 fn push_text(body: &mut Growing, value: &str) -> Result<(), OutOfMemory> {
     if value.starts_with('"') {
         return body.push(within_quotes(value).as_bytes());
     }
     let mut rest = value;
-    // All that JSON can have and a string cannot.
+    // Characters that JSON can have and a string cannot.
     while let Some(at) = rest.find(['"', '\\', '\n', '\r', '\t']) {
         let (plain, special) = rest.split_at(at);
         let escaped: &[u8] = match special.as_bytes()[0] {

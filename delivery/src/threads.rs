@@ -64,7 +64,7 @@ fn message(payload: &(dyn Any + Send)) -> String {
     format!("panic: {text}")
 }
 
-/// The same for what is awaited; by reference, or it would be there twice.
+/// The same for a future; by reference, or it would be there twice.
 pub(crate) async fn catch_async<T>(
     mut future: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, String> {
@@ -75,7 +75,7 @@ pub(crate) async fn catch_async<T>(
     .await
 }
 
-/// A lock that another thread's panic does not spoil: what it protects is consistent between calls.
+/// A lock that another thread's panic does not spoil: its content is consistent between calls.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,21 +1,24 @@
 //! Admission: how many requests an endpoint may have in flight. Three rules, all of them here.
 //!
-//! **The window** of an endpoint is what it has shown to bear. It starts at [`FIRST_WINDOW`] and doubles with each round
-//! trip (one more for each good outcome) until the endpoint is overloaded for the first time; from then on it grows by one
-//! with each round trip. Overload (no answer in time, 429, 502, 503, 504) halves it, once for all that was in flight
-//! together; 500 does not, since one poison event is not overload. It is never less than 1 nor more than
-//! `endpoint.max_in_flight`. When the breaker of an endpoint closes, its window begins anew, with 1.
+//! **The window** of an endpoint is the number of requests that it has shown to bear. It starts at [`FIRST_WINDOW`]
+//! and doubles with each round trip (one more for each good outcome) until the endpoint is overloaded for the first
+//! time; from then on it grows by one with each round trip. Overload (no answer in time, 429, 502, 503, 504) halves
+//! it, once for all requests that were in flight together; 500 does not, since one poison event is not overload. It
+//! is never less than 1 nor more than `endpoint.max_in_flight`. When the breaker of an endpoint closes, its window
+//! begins anew, with 1.
 //!
-//! **The rate** is a bucket of tokens, refilled at `endpoint.rate_limit` and as large as that, at least one. An attempt
-//! takes one; probes and tests take none.
+//! **The rate** is a bucket of tokens, refilled at `endpoint.rate_limit` and as large as that, at least one. An
+//! attempt takes one; probes and tests take none.
 //!
-//! **The reserve** keeps those who do not answer from taking the room of those who do. Of `webhook.max_in_flight`,
-//! endpoints that are not proven get half at most, all together; and while others wait, two each. An endpoint is proven
-//! while its last outcome is good, be it one that another sender has had, and its oldest request is not older than usual.
+//! **The reserve** keeps endpoints that do not answer from taking the room of endpoints that do. Unproven endpoints
+//! share half of `webhook.max_in_flight` at most; and while others wait, they get two each. An endpoint is proven
+//! while its last outcome is good, be it one that another sender has had, and its oldest request is not older than
+//! usual.
 //!
-//! **Claims ahead.** An endpoint that answers quickly is claimed for ahead of its window: as much as it takes in the next
-//! [`AHEAD`], which waits until it has room, and goes out without a word of the database. So a transaction serves more
-//! deliveries, and the wire is not idle meanwhile. Only proven endpoints, without a rate, have that.
+//! **Claims ahead.** An endpoint that answers quickly is claimed for ahead of its window: as many deliveries as it
+//! takes in the next [`AHEAD`]. They wait until it has room, and go out without a word of the database. So a
+//! transaction serves more deliveries, and the wire is not idle meanwhile. Only proven endpoints, without a rate,
+//! have claims ahead.
 //!
 //! Free room is divided evenly among the endpoints that ask, and each turn begins with another one.
 
@@ -29,19 +32,19 @@ use crate::ledger::Ledger;
 use crate::store::{Due, Wish};
 
 const FIRST_WINDOW: f64 = 8.0;
-/// Where `endpoint.max_in_flight` is null.
+/// The limit where `endpoint.max_in_flight` is null.
 const DEFAULT_LIMIT: usize = 100;
-/// In flight to an endpoint that is not proven, while others wait.
+/// The requests in flight to each unproven endpoint, while others wait.
 const UNPROVEN_EACH: usize = 2;
 /// A request may take this long, or this many times as long as usual, before it puts its endpoint in doubt.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PATIENCE_FACTOR: u32 = 4;
-/// How far ahead of the wire deliveries are claimed; of an endpoint, at most so many times what it has under way, and so
-/// many of all endpoints together.
+/// How far ahead of the wire deliveries are claimed; for one endpoint at most so many times its requests under way,
+/// and at most so many for all endpoints together.
 const AHEAD: Duration = Duration::from_millis(20);
 const MOST_TIMES_AHEAD: f64 = 2.0;
 const MOST_AHEAD: usize = 256;
-/// An endpoint that nothing was sent to for this long starts like a new one.
+/// An endpoint that got no request for this long starts like a new one.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +77,7 @@ struct Window {
     size: f64,
     is_doubling: bool,
     halved: Option<Instant>,
-    /// When it was last in use, at least half of it.
+    /// The last time that at least half of it was in use.
     used: Option<Instant>,
 }
 
@@ -88,7 +91,7 @@ impl Window {
         }
     }
 
-    /// Adds the part of a whole request that arithmetic has lost.
+    /// Rounding has lost a part of a whole request: it is added.
     fn whole(&self) -> usize {
         (self.size + 1e-6) as usize
     }
@@ -99,7 +102,7 @@ impl Window {
         }
     }
 
-    /// A window that was not used says nothing of what the endpoint would bear.
+    /// A window that was not used says nothing about the load that the endpoint would bear.
     fn grow(&mut self, claimed: Instant, limit: usize) {
         if self.used.is_some_and(|used| used >= claimed) {
             let step = if self.is_doubling {
@@ -111,7 +114,7 @@ impl Window {
         }
     }
 
-    /// By a request that was under way when the window was halved last, it was too large already.
+    /// A request that was under way at the last halving says nothing new: the window was too large already.
     fn shrink(&mut self, begun: Instant, now: Instant) {
         self.is_doubling = false;
         if self.halved.is_none_or(|halved| begun > halved) {
@@ -135,7 +138,7 @@ impl Bucket {
     }
 
     fn available(&self) -> usize {
-        // The part of a whole token that arithmetic has lost.
+        // Rounding has lost a part of a whole token.
         (self.tokens + 1e-9).max(0.0) as usize
     }
 
@@ -145,16 +148,15 @@ impl Bucket {
     }
 }
 
-/// All that is known of an endpoint.
 #[derive(Debug)]
 struct Standing {
-    /// Whether the database has told of it; until then it gets one.
+    /// Whether the database has told of it; until then it gets one request.
     is_known: bool,
     window: Window,
     limit: usize,
-    /// How many may be under way: what is claimed beyond that waits.
+    /// How many requests may be under way: claims beyond that wait.
     granted: usize,
-    /// Of more that were granted before, those that have not ended.
+    /// Requests that were granted before the window shrank and have not ended.
     held: usize,
     rate: Option<(f64, Bucket)>,
     breaker_is_closed: bool,
@@ -193,12 +195,12 @@ impl Standing {
         }
     }
 
-    /// Of so many that are claimed, those that may be under way.
+    /// How many of so many claims may be under way.
     fn under_way(&self, out: usize) -> usize {
         out.min(self.granted.max(self.held))
     }
 
-    /// So many more than it has, of what it may have.
+    /// Grants so many more requests than are under way now.
     fn grant(&mut self, more: usize, in_flight: usize) {
         self.granted = in_flight.min(self.granted) + more;
     }
@@ -211,7 +213,7 @@ impl Standing {
         }
     }
 
-    /// What it takes, so many at a time, while it is claimed ahead for.
+    /// How many deliveries to claim ahead: as many as it takes in that time, so many at a time.
     fn ahead(&self, ahead: Duration, under_way: usize) -> usize {
         let usual = match self.usual {
             Some(usual) if self.rate.is_none() => usual.as_secs_f64().max(1e-6),
@@ -222,7 +224,7 @@ impl Standing {
 }
 
 pub struct Admission {
-    /// In flight over all.
+    /// Requests in flight, of all endpoints together.
     pub most: usize,
     ahead: Duration,
     standings: HashMap<i32, Standing>,
@@ -279,13 +281,13 @@ impl Admission {
         self.standings.contains_key(&endpoint_id)
     }
 
-    /// Whether the database has said anything of it.
+    /// Whether the database has said anything about it.
     pub fn has_learnt_of(&self, endpoint_id: i32) -> bool {
         let standing = self.standings.get(&endpoint_id);
         standing.is_some_and(|standing| standing.is_known)
     }
 
-    /// Endpoints that answer, whose breaker was closed when the database last said anything of it.
+    /// Endpoints that answer, whose breaker was closed when the database last said anything about it.
     pub fn well(&self) -> impl Iterator<Item = i32> {
         let well = self.standings.iter().filter(|(_, standing)| {
             let Standing {
@@ -338,15 +340,15 @@ impl Admission {
         }
     }
 
-    /// How many requests to this endpoint may be under way at a time. Nothing is claimed ahead where the breaker is not
-    /// closed, and a probe waits for no request that hangs.
+    /// How many requests to this endpoint may be under way at a time. Nothing is claimed ahead where the breaker is
+    /// not closed, and a probe waits for no request that hangs.
     pub fn limit(&self, endpoint_id: i32) -> usize {
         let standing = self.standings.get(&endpoint_id);
         let standing = standing.filter(|standing| standing.breaker_is_closed);
         standing.map_or(usize::MAX, |standing| standing.granted.max(1))
     }
 
-    /// Some were claimed, of which the rate counts so many.
+    /// Deliveries were claimed; the rate counts so many of them.
     pub fn claimed(&mut self, endpoint_id: i32, count: usize, in_flight: usize, now: Instant) {
         let standing = self.standing(endpoint_id, now);
         standing.last_used = now;
@@ -354,14 +356,14 @@ impl Admission {
             .window
             .use_for(in_flight.min(standing.granted), now);
         if let Some((rate, bucket)) = &mut standing.rate {
-            // The bucket was full until now, and not only until this was asked for.
+            // The bucket was full until now, and not only until the deliveries were asked for.
             bucket.fill(*rate, now);
             bucket.tokens -= count as f64;
         }
     }
 
-    /// How much to claim of each of those that ask. An endpoint that may send a probe or a test is among them without
-    /// any room.
+    /// How much to claim for each endpoint that asks. An endpoint that may send a probe or a test is among them
+    /// without any room.
     pub fn wishes(
         &mut self,
         mut asking: Vec<Asking>,
@@ -447,13 +449,13 @@ impl Admission {
         wishes
     }
 
-    /// Endpoints that got room for requests that wait already, since this was asked last.
+    /// Endpoints that got room, since the last call, for requests that wait already.
     pub fn take_widened(&mut self) -> Vec<i32> {
         std::mem::take(&mut self.widened)
     }
 
-    /// Whether one of these has less than its part of all. While there is no room for it, the others claim nothing ahead:
-    /// else a request of theirs that ends would always be followed by one that waits.
+    /// Whether one of these has less than its even part. While there is no room for it, the others claim nothing
+    /// ahead: else a request of theirs that ends would always be followed by one that waits.
     fn some_lack(&mut self, asking: &[Asking], ledger: &Ledger, now: Instant) -> bool {
         let part = self.most / asking.len();
         asking.iter().any(|asking| {
@@ -462,7 +464,6 @@ impl Admission {
         })
     }
 
-    /// Of what is claimed for an endpoint.
     fn under_way(&self, endpoint_id: i32, out: usize) -> usize {
         let standing = self.standings.get(&endpoint_id);
         standing.map_or(out, |standing| standing.under_way(out))
@@ -480,7 +481,7 @@ impl Admission {
             .sum()
     }
 
-    /// When an endpoint that is due and gets nothing may get something, where only its rate keeps it back.
+    /// The time at which an endpoint that is due gets its next token, where only its rate keeps it back.
     pub fn next_token(&self, endpoint_id: i32) -> Option<Instant> {
         let (rate, bucket) = self.standings.get(&endpoint_id)?.rate.as_ref()?;
         (bucket.available() == 0).then(|| bucket.next_token(*rate))

@@ -1,12 +1,12 @@
 //! The agenda: when each endpoint has something due, as far as this sender knows.
 //!
-//! It learns that from the exchanges, from commits that say so, and, now and then, from a look at all endpoints that have
-//! something queued. The look is page by page, so that a turn stays short where there are many.
+//! The agenda learns that from the exchanges, from commits that say so, and, now and then, from a look at all
+//! endpoints that have something queued. The look is page by page, so that a turn stays short where there are many.
 //!
-//! It also knows from where to read the queue of each endpoint. While somebody holds an old snapshot, all that was sent
-//! leaves a dead index entry at the front of the queue, and a claim that began there would pass over all of them. A commit
-//! that tells of something earlier moves a position back; whatever nobody has told is found by the look, which reads every
-//! queue from its beginning.
+//! It also knows from where to read the queue of each endpoint. While somebody holds an old snapshot, each delivery
+//! that was sent leaves a dead index entry at the front of the queue, and a claim that began there would pass over
+//! all of them. A commit that tells of something earlier moves a position back. The look reads every queue from its
+//! beginning, and finds deliveries that nobody has told of.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -21,29 +21,29 @@ pub const LOCKED_RETRY: Duration = Duration::from_millis(250);
 /// Looks that nobody asks for take at most the 50th part of the time.
 const LOOK_SHARE: u32 = 50;
 
-/// The message of a commit.
 pub enum Wake {
-    /// Something of this endpoint is due in that time; so says its place in the queue.
+    /// Something of this endpoint is due in that time; its place in the queue is `position`.
     Endpoint {
         id: i32,
         due_in: Duration,
         position: Position,
     },
     /// The endpoint itself is another one: its limits, its breaker, whether anything is sent to it.
-    Changed { id: i32 },
-    /// Anything may have changed.
+    Changed {
+        id: i32,
+    },
     Anything,
 }
 
 #[derive(Default)]
 pub struct Agenda {
-    /// Others' endpoints are none of its business.
+    /// Endpoints of other shares are other senders' business.
     shares: Shares,
     entries: HashMap<i32, Entry>,
     /// The same by time.
     by_time: BTreeSet<(Instant, i32)>,
     turning_away: BTreeSet<i32>,
-    /// Nothing is asked for until these are asked about.
+    /// Endpoints that the engine asks about before it claims anything of them.
     changed: BTreeSet<i32>,
     positions: HashMap<i32, Position>,
     look: Look,
@@ -61,7 +61,7 @@ struct Look {
     number: u64,
     /// After which endpoint to go on; nothing while none is under way.
     after_endpoint: Option<i32>,
-    /// Begin one as soon as there is none.
+    /// A look begins as soon as none is under way.
     again: bool,
     /// The time that its pages have taken so far.
     took: Duration,
@@ -115,7 +115,7 @@ impl Agenda {
         }
     }
 
-    /// Something may be due that nobody has told.
+    /// Whether something may be due that nobody has told of.
     pub fn wants_look(&self, now: Instant) -> bool {
         self.look.after_endpoint.is_some()
             || self.look.again
@@ -133,8 +133,8 @@ impl Agenda {
         self.look.after_endpoint
     }
 
-    /// A page of the look. After the last one, an endpoint that none of them had, and that nobody has told of since, has
-    /// nothing queued.
+    /// A page of the look. After the last one, an endpoint that none of them had, and that nobody has told of since,
+    /// has nothing queued.
     pub fn looked_at(
         &mut self,
         page: &Page,
@@ -235,7 +235,7 @@ impl Agenda {
         self.positions.get(&id).copied().unwrap_or(BEGINNING)
     }
 
-    /// Of the others, queues are read from their beginning.
+    /// The queues of all other endpoints are read from their beginning.
     pub fn keep_positions(&mut self, is_kept: impl Fn(i32) -> bool) {
         self.positions.retain(|id, _| is_kept(*id));
     }

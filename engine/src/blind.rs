@@ -1,8 +1,9 @@
 //! Claims while somebody has locked the table of breakers, as VACUUM FULL does.
 //!
-//! An endpoint has one sender, and only that sender moves its breaker or a person who needs the same lock. So the sender knows
-//! the breaker of an endpoint that it serves, and claims for those endpoints that answer and whose breaker is closed. Their
-//! outcomes wait in memory meanwhile ([`crate::settling`]). All other endpoints wait until the lock is gone.
+//! An endpoint has one sender. Only that sender moves its breaker, or a person who needs the same lock. So the sender
+//! knows the breakers of the endpoints that it serves, and claims for endpoints that answer and whose breaker is
+//! closed. Their outcomes wait in memory meanwhile ([`crate::settling`]). All other endpoints wait until the lock is
+//! gone.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::trouble::Trouble;
 use crate::wire::Wire;
 
 impl<S: Store, W: Wire> Engine<S, W> {
-    /// Whether a look at breakers may be what failed.
+    /// Whether the call may have failed at the table of breakers.
     pub(crate) fn is_blinded_by(&mut self, trouble: &Trouble) -> bool {
         let is_blinded = self.hold.is_none() && trouble.is_lock_not_available();
         if is_blinded && self.settling.claims_met_a_lock(Instant::now()) {

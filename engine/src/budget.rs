@@ -1,10 +1,10 @@
 //! The bytes of payload that may be in flight.
 
-/// Payloads in flight, before nothing more is claimed than one for each endpoint that has none in flight; with these, twice
-/// as much. An endpoint gets half of it, 16 payloads of the largest size: with more it is not faster, and each byte of
-/// payload takes four of memory. Each of the bounds may be exceeded by one payload.
+/// Bytes of payload in flight. Beyond them nothing more is claimed than one delivery for each endpoint that has none
+/// in flight; with these, twice as much. An endpoint gets half of it, 16 payloads of the largest size: with more it
+/// is not faster, and each byte of payload takes four of memory. Each of the bounds may be exceeded by one payload.
 const MOST: usize = 32 << 20;
-/// Where memory was short it is less, down to this.
+/// The budget where memory is short.
 const LEAST: usize = 1 << 20;
 
 pub struct Budget {

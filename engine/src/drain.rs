@@ -1,4 +1,5 @@
-//! The end of a sender: what is in flight gets a short time, and the rest is given back as if it had never been claimed.
+//! The end of a sender: requests in flight get a short time, and all others are given back as if they had never been
+//! claimed.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,8 @@ const INTERRUPTION: Duration = Duration::from_millis(500);
 const LAST_SETTLING: Duration = Duration::from_secs(1);
 
 impl<S: Store, W: Wire> Engine<S, W> {
-    /// Gives requests in flight this long to end by themselves. The host waits for outcomes, at most for the time that it
-    /// is told.
+    /// Gives requests in flight this long to end by themselves. The host waits for outcomes, at most for the time
+    /// that it is told.
     pub fn stop(&mut self, grace: Duration, mut wait: impl FnMut(&W, Duration)) {
         self.withdraw_waiting();
         self.settle_within(LAST_SETTLING, &mut wait);
@@ -38,7 +39,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.end_sender();
     }
 
-    /// Takes back what has not gone out.
+    /// Takes back the claims that have not gone out.
     pub fn withdraw_waiting(&mut self) {
         self.withdraw(|_| true);
     }
@@ -58,7 +59,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Takes what has ended; says whether there is more to wait for. Trouble of our own is the shutdown itself.
+    /// Collects outcomes; says whether there are more to wait for. Trouble of our own is the shutdown itself.
     fn collect_last(&mut self) -> bool {
         for outcome in self.wire.take_outcomes() {
             let is_interrupted = matches!(
@@ -83,8 +84,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         }
     }
 
-    /// Settles all that has ended; says after what time to try the rest again. The next sender recovers claims that are
-    /// not settled in the end.
+    /// Settles all outcomes; says after what time to try the rest again. The next sender recovers claims that are not
+    /// settled in the end.
     fn settle_last(&mut self) -> Option<Duration> {
         match self.settle() {
             Ok(()) => self.ledger.has_endings().then_some(LOCKED_RETRY),

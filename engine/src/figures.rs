@@ -9,11 +9,10 @@ use serde::Serialize;
 use crate::ledger::Ending;
 use crate::store::Finished;
 
-/// By endpoint.
 #[derive(Default, Debug)]
 pub struct Figures(BTreeMap<i32, Figure>);
 
-/// As the columns of `webhook.stat` are called. Attempts that failed are those that were not sent.
+/// Named as the columns of `webhook.stat`. An attempt that was not sent has failed.
 #[derive(Default, Debug, PartialEq, Serialize)]
 struct Figure {
     attempts: i64,
@@ -65,7 +64,8 @@ impl Figures {
         }
     }
 
-    /// Takes those of so many endpoints, from the one after the last that was taken; says which is the last now.
+    /// Takes the figures of so many endpoints, from the one after the last that was taken; says which is the last
+    /// now.
     pub fn take_page(&mut self, after: i32, size: usize) -> (Figures, i32) {
         let following = self.0.range((Excluded(after), Unbounded));
         let ids: Vec<i32> = following
@@ -80,7 +80,6 @@ impl Figures {
         (Figures(page.collect()), last)
     }
 
-    /// They were not added after all.
     pub fn put_back(&mut self, page: Figures) {
         for (id, figure) in page.0 {
             let sum = self.0.entry(id).or_default();
@@ -113,7 +112,7 @@ fn add(sum: &mut BTreeMap<i32, i64>, more: BTreeMap<i32, i64>) {
     }
 }
 
-/// Eight to a doubling of milliseconds, as `webhook.latency_class()` has it.
+/// Eight classes to a doubling of milliseconds, as `webhook.latency_class()` has it.
 fn class(latency: Duration) -> i32 {
     let milliseconds = (latency.as_secs_f64() * 1e3).max(1.0);
     (8.0 * milliseconds.log2()).floor() as i32
@@ -174,7 +173,7 @@ mod tests {
         figures.attempted(all.iter());
         let (page, last) = figures.take_page(0, 2);
         assert_eq!((page.0.into_keys().collect(), last), (vec![1, 2], 2));
-        // Those that have something again wait for their turn.
+        // Endpoints that have something again wait for their turn.
         figures.attempted(all.iter());
         let (page, last) = figures.take_page(last, 4);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Work of every few seconds. A turn does at most one piece of it, so that the turn stays short, and none of it wakes a
-//! sender that is at rest: it waits for the next wake-up.
+//! Work of every few seconds. A turn does at most one piece of it, so that the turn stays short, and none of it wakes
+//! a sender that is at rest: it waits for the next wake-up.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::wire::Wire;
 
 pub const EVERY: Duration = Duration::from_secs(5);
 const ALERTS_EVERY: Duration = Duration::from_secs(1);
-/// One part in this many of the time goes into adding figures, and one into looking at metrics. Both take long where there
-/// are thousands of endpoints, and nobody minds if a figure is half a minute old.
+/// One part in this many of the time goes into adding figures, and one into looking at metrics. Both take long where
+/// there are thousands of endpoints, and nobody minds if a figure is half a minute old.
 const FIGURES_SHARE: u32 = 100;
 const METRICS_SHARE: u32 = 500;
 /// Endpoints whose figures are added at a time: about 50 ms.
 const FIGURES_PAGE: usize = 500;
 const FIGURES_SELDOM: Duration = Duration::from_secs(30);
-/// Deliveries that one turn ends, of endpoints that are not sent to.
+/// Deliveries that one turn ends, of endpoints that get no requests now.
 const EXPIRY_PAGE: i32 = 1000;
 const NOT_IN_PREREQUISITE_STATE: &str = "55000";
 const WARNING: &str = "01000";
@@ -28,9 +28,9 @@ const WARNING: &str = "01000";
 pub struct Housekeeping {
     next_survey: Instant,
     next_expiry: Instant,
-    /// There is another page.
+    /// Whether there is another page.
     expiry_goes_on: bool,
-    /// Nothing where there is nothing to tell.
+    /// Nothing where there is no alert to tell.
     next_alerts: Option<Instant>,
     last_alerts: Instant,
     next_figures: Instant,
@@ -67,13 +67,14 @@ impl Housekeeping {
         self.next_survey = Instant::now();
     }
 
-    /// Something was settled that may have left alerts.
+    /// A settlement may have left alerts.
     pub fn expect_alerts(&mut self) {
         let earliest = self.last_alerts + ALERTS_EVERY;
         self.next_alerts.get_or_insert(earliest.max(Instant::now()));
     }
 
-    /// Due work is done at once; of the rest, only some ends a sleep. A sender does not stay awake for work that it may not do.
+    /// Due work is done at once; only some of the other work ends a sleep. A sender does not stay awake for work that
+    /// it may not do.
     fn pause(&self, duties: Duties, now: Instant) -> Duration {
         let mut due = vec![self.next_survey];
         let mut urgent = Vec::new();
@@ -98,7 +99,7 @@ impl Housekeeping {
 /// Work that a sender may do now, beside its survey.
 #[derive(Clone, Copy)]
 struct Duties {
-    /// There are some to add.
+    /// Whether there are some to add.
     figures: bool,
     upkeep: bool,
     recovery: bool,
@@ -213,7 +214,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         let added = self.store.add_figures(&page);
         self.housekeeping.figures_after = last;
         self.housekeeping.next_figures = now + rest(begun.elapsed(), FIGURES_SHARE);
-        // Counts that may have been added are not added again: a counter that lacks some is better than one that has some twice.
+        // Counts that may have been added are not added again: a counter that lacks some is better than one that has
+        // some twice.
         if matches!(&added, Err(trouble) if !trouble.commit_unknown) {
             self.figures.put_back(page);
         }
@@ -263,7 +265,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
     }
 }
 
-/// Until the same again, after something that took so long.
+/// The time until the next call, after one that took so long.
 fn rest(took: Duration, share: u32) -> Duration {
     (took * share).clamp(EVERY, FIGURES_SELDOM)
 }

@@ -1,4 +1,4 @@
-//! Routes that a store has read, and keeps for as long as SQL says that they are the ones.
+//! Routes that a store has read, and keeps until SQL says that they have changed.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// The claim is given back as if it had never been made.
+    /// Gives the claim back as if it had never been made.
     pub fn released(key: Key) -> Self {
         Self::without_answer(key, "released", None)
     }
@@ -33,7 +33,7 @@ impl Ending {
         Self::without_answer(key, kind, Some("not enough memory for the payload"))
     }
 
-    /// Nobody was asked, so it says nothing about the endpoint.
+    /// No request was made, so this says nothing about the endpoint.
     pub fn event_deleted(key: Key) -> Self {
         let error = "the event was deleted or redacted";
         Self::without_answer(key, "event_deleted", Some(error))
@@ -49,7 +49,7 @@ impl Ending {
             .is_some_and(|code| (200..300).contains(&code))
     }
 
-    /// In memory.
+    /// The memory that it takes.
     fn size(&self) -> usize {
         let texts = [&self.error, &self.excerpt];
         let texts = texts.into_iter().flatten().map(String::capacity);
@@ -100,7 +100,7 @@ pub struct Ledger {
     endings: Vec<Ending>,
     /// Endings that somebody keeps from being settled.
     kept: VecDeque<Ending>,
-    /// Of each endpoint, how many of these are no success.
+    /// How many of these are no success, by endpoint.
     kept_failures: HashMap<i32, usize>,
     kept_bytes: usize,
     /// Outcomes that cannot be settled, each by its own fault.
@@ -110,7 +110,7 @@ pub struct Ledger {
 #[derive(Clone, Copy)]
 pub struct Flight {
     pub bytes: usize,
-    /// An alert or a test.
+    /// Whether it is an alert or a test.
     pub is_own: bool,
     pub begun: Instant,
 }
@@ -120,7 +120,7 @@ pub struct Flight {
 struct Flights {
     count: usize,
     bytes: usize,
-    /// In the order in which they began; those that have ended are dropped when they come first.
+    /// In the order in which they began; ended ones are dropped when they come first.
     begun: VecDeque<Key>,
 }
 
@@ -140,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Says what it was, if it was in flight.
+    /// Returns the flight, if it was one.
     pub fn end(&mut self, mut ending: Ending) -> Option<Flight> {
         let key = ending.key;
         let flight = self.out.remove(&key);
@@ -167,7 +167,7 @@ impl Ledger {
         !self.endings.is_empty() || !self.kept.is_empty()
     }
 
-    /// At most so many, those first that have waited longest.
+    /// Takes at most so many, the ones first that have waited longest.
     pub fn take_endings(&mut self, most: usize) -> Vec<Ending> {
         if self.kept.is_empty() && self.endings.len() <= most {
             return std::mem::take(&mut self.endings);
@@ -195,7 +195,6 @@ impl Ledger {
         self.put_back(endings);
     }
 
-    /// These were not settled after all.
     pub fn put_back(&mut self, endings: impl IntoIterator<Item = Ending>) {
         for ending in endings {
             if !ending.is_success() {
@@ -209,12 +208,12 @@ impl Ledger {
         }
     }
 
-    /// They count as in flight: while somebody keeps them from being settled, nothing could open a breaker.
+    /// Failures that are not settled yet count as in flight: nothing could open a breaker for them.
     pub fn kept_failures_of(&self, endpoint_id: i32) -> usize {
         self.kept_failures.get(&endpoint_id).copied().unwrap_or(0)
     }
 
-    /// The memory of all that somebody keeps from being settled.
+    /// The memory of all outcomes that somebody keeps from being settled.
     pub fn kept_bytes(&self) -> usize {
         self.kept_bytes
     }
@@ -250,7 +249,7 @@ impl Ledger {
         self.out.get(first).map(|flight| flight.begun)
     }
 
-    /// How many endpoints have something in flight, each with how much.
+    /// Endpoints with something in flight, each with how much.
     pub fn endpoints_out(&self) -> impl Iterator<Item = (i32, usize)> {
         let endpoints = self.by_endpoint.iter();
         endpoints.map(|(endpoint, flights)| (*endpoint, flights.count))
@@ -260,7 +259,7 @@ impl Ledger {
         self.out.keys().copied().collect()
     }
 
-    /// All that is claimed under this sender's name.
+    /// All claims under this sender's number.
     pub fn keys(&self) -> Vec<Key> {
         let ended = (self.endings.iter()).chain(&self.kept).chain(&self.aside);
         let ended = ended.map(|ending| ending.key);

@@ -1,16 +1,19 @@
-//! The engine of a sender: what to ask the database for, when, and how much, whoever hosts it.
+//! The engine of a sender: it decides when to ask the database for which deliveries, and for how many.
 //!
-//! It knows neither how SQL is run nor how requests are sent. A host lends it a [`Store`], whose calls are one
-//! transaction and one statement each, and a [`Wire`]. [`Engine::turn`] takes what has ended, exchanges it in the
-//! database for what is due, hands that to the wire, and says how long there is nothing to do; it is the host that
-//! waits, for outcomes, for somebody's commit, for signals.
+//! The engine knows neither how SQL is run nor how requests are sent. A host lends it a [`Store`], whose calls are
+//! one transaction and one statement each, and a [`Wire`]. [`Engine::turn`] takes outcomes, exchanges them in the
+//! database for deliveries that are due, hands those to the wire, and says how long there is nothing to do. The host
+//! waits: for outcomes, for somebody's commit, for signals.
 //!
-//! - `agenda` knows when each endpoint has something due, and `admission` how much it may get
+//! - `engine` has the turn, and `exchange` its call of the database: outcomes go in, claims come out
+//! - `agenda` knows when each endpoint has something due, `admission` how much it may get, and `wishes` asks for that
 //! - `shares` sees to it that an endpoint has one sender at a time
-//! - `ledger` has what is in flight and what has ended; while a table is locked, `settling` has the pace, and `blind` claims
-//!   without a look at breakers
-//! - `housekeeping` does what is to be done every few seconds: `recovery` and `retention` are parts of it
-//! - `sql_store` is the [`Store`] of all who can run a statement
+//! - `ledger` has the requests in flight and the outcomes; while a table is locked, `settling` has the pace, and
+//!   `blind` claims without a look at breakers
+//! - `turning_away` ends deliveries behind an open breaker that holds nothing
+//! - `housekeeping` does the work of every few seconds: `recovery` and `retention` are parts of it
+//! - `drain` ends a sender
+//! - `sql_store` is the [`Store`] of all hosts that can run a statement
 
 mod admission;
 mod agenda;
@@ -18,6 +21,7 @@ mod blind;
 mod budget;
 mod drain;
 mod engine;
+mod exchange;
 mod figures;
 mod housekeeping;
 mod known_routes;
@@ -31,7 +35,9 @@ mod shares;
 mod sql_store;
 mod store;
 mod trouble;
+mod turning_away;
 mod wire;
+mod wishes;
 
 pub use agenda::Wake;
 pub use engine::{Config, End, Engine, Hold, Notice};

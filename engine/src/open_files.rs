@@ -3,7 +3,7 @@
 /// For the files of the host, and connections that are kept for the next request.
 const OTHERS: u64 = 512;
 
-/// How many requests may have a socket, and the limit that says so, where it is fewer than wanted.
+/// How many requests may have a socket, and the limit that allows no more.
 pub struct TooFew {
     pub allowed: usize,
     pub limit: u64,

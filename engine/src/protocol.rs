@@ -1,10 +1,10 @@
-//! Which SQL a program can work with. The SQL of a database says its protocol; it is another than the program's where one of
-//! them was upgraded and the other was not yet.
+//! The protocols of SQL that a program can work with. The SQL of a database says its protocol; it differs from the
+//! program's where one of them was upgraded and the other was not yet.
 
 use std::ops::RangeInclusive;
 
-/// `webhook.protocol()` of the SQL that a sender can work with. A change of a call that senders make, of its arguments or of what
-/// it returns, is another protocol.
+/// `webhook.protocol()` of the SQL that a sender can work with. A change of a call that senders make, of its
+/// arguments or of its result, is another protocol.
 const SPOKEN: RangeInclusive<i32> = 1..=1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
-//! The pace of recovery: claims that have lost their sender, turns that nobody has passed on, deliveries of removed endpoints.
+//! The pace of recovery: claims that have lost their sender, turns that nobody has passed on, deliveries of removed
+//! endpoints.
 //!
-//! The queue is read from end to end only when a sender has died, page after page; at other times a page every few seconds
-//! finds what a restore has brought and what nobody remembers.
+//! The queue is read from end to end only when a sender has died, page after page. At other times a page every few
+//! seconds finds claims that a restore has brought or that nobody remembers.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ pub struct Recovery {
     /// There is more to do than a look every few seconds.
     goes_on: bool,
     next_reconsideration: Instant,
-    /// Where the reading of the queue has come to; the beginning where there is nothing.
+    /// The place in the queue that the reading has come to; nothing at the beginning.
     position: Option<String>,
     /// Runs of senders whose claims are being looked for, from the beginning of the queue to its end.
     dead: Vec<i32>,
@@ -52,7 +53,7 @@ impl Recovery {
         }
     }
 
-    /// Claims may have been made of which nothing is known here: they are in the queue under this run's own number.
+    /// There may be claims that the engine does not know of: they are in the queue under this run's own number.
     pub fn begin_anew(&mut self) {
         self.position = None;
         self.goes_on = true;

@@ -9,15 +9,16 @@ use crate::store::{Retained, Store};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
-/// Twice what was finished since the last step, within these bounds: it keeps up with what comes in. A larger step removes no
-/// more in the same time (12 us of CPU for a delivery, in steps of 1,000 or of 10,000), and keeps deliveries waiting for longer.
+/// Twice as many deliveries as were finished since the last step, within these bounds, so that retention keeps up
+/// with the inflow. A larger step removes no more in the same time (12 us of CPU for a delivery, in steps of 1,000 or
+/// of 10,000), and keeps deliveries waiting for longer.
 const STEP: RangeInclusive<usize> = 200..=1000;
 const STEP_EVERY: Duration = Duration::from_millis(100);
-/// One part in this many of its time is what the sender spends on steps: 5% at first, and twice as much after each step that
+/// The sender spends one part in this many of its time on steps: 5% at first, and twice as much after each step that
 /// had to remove as many rows as it may, up to 25%.
 const SHARE: RangeInclusive<u32> = 4..=20;
-/// A sweep from the beginning has to pass all that vacuum has not yet removed, and old events that are still needed: one
-/// part in this many of the time goes into that.
+/// A sweep from the beginning has to pass rows that vacuum has not yet removed, and old events that are still needed:
+/// one part in this many of the time goes into that.
 const SWEEP_SHARE: u32 = 100;
 /// A sender that was stopped for a minute amid a step is not slow.
 const LONGEST_REST: Duration = Duration::from_secs(3600);
@@ -35,7 +36,7 @@ pub struct Retention {
     position: Option<String>,
     /// The time that the sweep has taken on its way to the end.
     sweep_took: Duration,
-    /// It has come to the end: when to begin anew, for what was passed over.
+    /// The sweep has come to the end: when to begin anew, for rows that it has passed over.
     next_sweep: Option<Instant>,
     figures_after: i32,
     removed_after: i32,
@@ -103,8 +104,8 @@ impl Retention {
 }
 
 impl<S: Store, W: Wire> Engine<S, W> {
-    /// Makes a step when one is due and nothing is waiting to be delivered, or has been for long; says what is left of
-    /// the pause. A copy of another installation keeps everything until it is adopted.
+    /// Makes a step when one is due and nothing is waiting to be delivered, or has been for long; says how much of
+    /// the pause is left. A copy of another installation keeps everything until it is adopted.
     pub(crate) fn retain(&mut self, pause: Duration) -> Duration {
         if !self.agenda.shares().keep_house()
             || self.hold == Some(Hold::Writing)
@@ -147,7 +148,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         retention.shorten(pause.saturating_sub(took))
     }
 
-    /// Says whether that was all there is.
+    /// Says whether nothing old is left.
     fn remove_what_is_old(&mut self) -> Result<bool, Trouble> {
         let retention = &mut self.housekeeping.retention;
         let Retained {

@@ -1,14 +1,14 @@
-//! The pace of settling while somebody has locked a table that outcomes are written to, as VACUUM FULL of the history does.
+//! The pace of settling while somebody has locked a table that outcomes are written to, say by VACUUM FULL.
 //!
-//! Outcomes wait in memory and claims go on without them. A try waits for the lock as long as lock_timeout says, and nothing is
-//! claimed meanwhile; so tries are rare, and each has half as many outcomes as the one before: where a single row is locked, or
-//! the log of failures alone, the others pass.
+//! Outcomes wait in memory and claims go on without them. A try waits for the lock as long as lock_timeout says, and
+//! nothing is claimed meanwhile; so tries are rare, and each has half as many outcomes as the one before: where a
+//! single row is locked, or the log of failures alone, the others pass.
 
 use std::time::{Duration, Instant};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Of a handful, once it grows again.
+/// The largest handful, once it grows again.
 const MOST: usize = 4000;
 /// The memory that outcomes may take, about 100,000 of them, before nothing more is claimed.
 pub const MOST_BYTES: usize = 16 << 20;
@@ -33,7 +33,7 @@ impl Settling {
         (self.blocked.as_ref()).map_or(usize::MAX, |blocked| blocked.handful)
     }
 
-    /// How long to hand in none, if so.
+    /// How long to hand in no outcomes, if so.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
         let wait = self.blocked.as_ref()?.next.checked_duration_since(now)?;
         (!wait.is_zero()).then_some(wait)

@@ -1,7 +1,7 @@
 //! The shares of this sender: an endpoint has one sender at a time, which alone knows how much it may send.
 //!
-//! SQL says which shares are ours. One that is to be given up is released when nothing of it is in flight any more, and what
-//! has not gone out yet goes back at once.
+//! SQL says which shares are ours. The engine releases a share that it is to give up when none of its requests is in
+//! flight any more; claims that have not gone out yet go back at once.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,14 @@ use crate::store::{Shares, Store};
 use crate::trouble::Trouble;
 use crate::wire::Wire;
 
-/// While another sender has a share: it may be gone. One that is gone is noticed at a first look, and its share is free at one
-/// that comes webhook.longest_silence() later: within 3 s in all.
+/// While another sender has a share: that sender may be gone. A first look notices it, and its share is free at a
+/// look webhook.longest_silence() later: within 3 s in all.
 const WHILE_THERE_ARE_OTHERS: Duration = Duration::from_millis(500);
 const WHILE_GIVING_UP: Duration = Duration::from_millis(50);
 
-/// Others need not be told more often.
 const BETWEEN_RINGS: Duration = Duration::from_millis(20);
 
-/// Commits for other senders, who cannot see them themselves.
+/// Commits for other senders, which cannot see them themselves.
 #[derive(Default)]
 pub(crate) struct Ring {
     is_due: bool,
@@ -38,7 +37,7 @@ impl Ring {
 }
 
 impl<S: Store, W: Wire> Engine<S, W> {
-    /// Something was committed: rings for the senders that serve it and cannot see it.
+    /// Rings for the senders that serve the endpoints of a commit and cannot see it.
     pub fn tell_of_commit(&mut self, wake: Wake) {
         let shares = self.agenda.shares();
         self.ring.is_due |= match &wake {
@@ -48,13 +47,14 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.agenda.wake(wake, Instant::now());
     }
 
-    /// Another sender rang: all know it.
+    /// Another sender rang: all senders know of the commit.
     pub fn hear_ring(&mut self) {
         self.agenda.wake(Wake::Anything, Instant::now());
     }
 
-    /// The store has another session, which has none of the locks of the last: this run goes on under another number and
-    /// asks for its shares anew. It keeps what is on the wire, and looks for claims of which it was never told.
+    /// The store has another session, which has none of the locks of the last: this run goes on under another number
+    /// and asks for its shares anew. It keeps its requests on the wire, and looks for claims that it was never told
+    /// of.
     pub fn begin_session(&mut self) {
         self.earlier = self.sender.take().or(self.earlier);
         self.serve(&Shares::default());
@@ -62,7 +62,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.housekeeping.recovery.begin_anew();
     }
 
-    /// Says when to come back for that.
+    /// Says when to ring next.
     pub(crate) fn ring_for_others(&mut self, now: Instant) -> Duration {
         if self.hold != Some(Hold::Writing) && self.ring.pause(now).is_zero() {
             self.ring = Ring {
@@ -76,7 +76,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.ring.pause(now)
     }
 
-    /// Trouble is told, and everything stays as it was for a while.
+    /// Trouble is told, and the shares stay as they were for a while.
     pub(crate) fn look_at_shares(&mut self, now: Instant) {
         if self.hold == Some(Hold::Writing) || now < self.next_look_at_shares {
             return;
@@ -117,7 +117,7 @@ impl<S: Store, W: Wire> Engine<S, W> {
         Ok(())
     }
 
-    /// Others are to send: ends this run as soon as nothing is in flight.
+    /// Other senders have all shares: ends this run as soon as nothing is in flight.
     fn retire(&mut self) -> Result<(), Trouble> {
         self.serve(&Shares::default());
         if let Some(sender) = self.sender.filter(|_| self.has_nothing_of_others()) {

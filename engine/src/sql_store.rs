@@ -1,4 +1,4 @@
-//! The store of all who can run a statement: which SQL is called, with what, and what comes back.
+//! The store of all hosts that can run a statement: the SQL that is called, its arguments and its results.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -47,11 +47,11 @@ pub enum Value {
     BigInt(i64),
     Uuid(Uuid),
     Text(String),
-    /// A text that there was no memory for.
+    /// A text for which there was no memory.
     TooLarge,
 }
 
-/// Who a sender is, as people see it.
+/// The name of a sender, as people see it.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// `worker` or `relay`.
@@ -84,8 +84,8 @@ const DEAD_SENDERS: &str = "SELECT pg_catalog.unnest(webhook.dead_senders())";
 const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take_shares($1, $2) s";
 const RING: &str = "SELECT webhook.ring()";
 const RELEASE_SHARES: &str = "SELECT webhook.release_shares($1, $2)";
-/// The function is looked up in the catalog first: what is not there cannot be called.
-/// The extension; or the schema that webhook-relay has made, if it belongs to a role that no client can be.
+/// Looks the function up in the catalog first, since SQL that is not there cannot be called. It is that of the
+/// extension; or of the schema that webhook-relay has made, if it belongs to a role that no client can be.
 const EXAMINE: &str = "
     SELECT x.oid::pg_catalog.text, pg_catalog.current_database()::pg_catalog.text,
            pg_catalog.to_regprocedure('webhook.protocol()') IS NOT NULL
@@ -382,7 +382,7 @@ impl<C: Connection> SqlStore<C> {
     }
 }
 
-/// What is null, or of another type than SQL has promised, is nothing.
+/// A value that is null, or of another type than SQL has promised, is nothing.
 struct Row(Vec<Value>);
 
 impl Row {
@@ -439,7 +439,7 @@ struct Report {
     due: Option<Vec<ReportedDue>>,
 }
 
-/// Endpoint, status, class of latency; deliveries, those that were retried, and their retries.
+/// Endpoint, status, class of latency; deliveries, how many of them were retried, and their retries.
 type ReportedFinished = (i32, String, i32, i64, i64, i64);
 
 #[derive(Deserialize)]

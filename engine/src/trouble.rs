@@ -19,12 +19,12 @@ impl Trouble {
         }
     }
 
-    /// A person moved a row at the same moment, or cancelled us: the same again, at once, will do.
+    /// Whether the same call, at once, will do: a person moved a row at the same moment, or cancelled us.
     pub fn is_passing(&self) -> bool {
         matches!(self.code.as_str(), "40001" | "40P01" | "57014")
     }
 
-    /// The data are at fault, or a trigger that somebody put on our tables; not the state of the server.
+    /// Whether the data are at fault, or a trigger that somebody put on our tables; not the state of the server.
     pub fn is_about_data(&self) -> bool {
         ["22", "23", "P0"]
             .iter()

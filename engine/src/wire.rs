@@ -4,13 +4,13 @@ use webhook_delivery::{Attempt, Key, Outcome, Pool};
 
 /// Every attempt that is submitted comes back once as an outcome or is withdrawn. No method blocks.
 pub trait Wire {
-    /// Of each of these endpoints at most so many attempts are under way at a time; the others wait. After a failure they
-    /// wait for another limit.
+    /// At most so many attempts of each of these endpoints are under way at a time; the others wait. After a failure
+    /// they wait for another limit.
     fn submit(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>);
     fn take_outcomes(&self) -> Vec<Outcome>;
-    /// Takes back those of these that no byte of has gone out.
+    /// Takes these attempts back, but for those of which a byte has gone out.
     fn withdraw(&self, which: &dyn Fn(&Key) -> bool) -> Vec<Key>;
-    /// Interrupts all that is in flight; it comes back as trouble of our own.
+    /// Interrupts all requests in flight; they come back as trouble of our own.
     fn abort(&self);
 }
 

@@ -10,12 +10,11 @@ use crate::engine;
 use crate::receiver::{Answer, Receiver};
 use crate::wait;
 
-/// One of the cluster that all tests of this process share.
 pub fn database() -> Database {
     Cluster::shared().database("alerts")
 }
 
-/// Warns at the second failure, opens at the third, retries and probes in an hour, but for what the test changes.
+/// Warns at the second failure, opens at the third, retries and probes in an hour, unless the test changes it.
 #[track_caller]
 pub fn add_policy(database: &Database, name: &str, changes: &str) {
     database.add_guarding_policy(name, 3, changes);
@@ -44,7 +43,7 @@ pub fn subscribe(database: &Database, receiver: &Receiver, name: &str, types: &s
     database.add_endpoint_with(name, &url, &options);
 }
 
-/// From now on, every request to the endpoint.
+/// Answers every request to the endpoint so, from now on.
 pub fn answer(receiver: &Receiver, name: &str, status: u16) {
     receiver.respond(&format!("/{name}"), move |_, _| Answer::status(status));
 }
@@ -75,7 +74,7 @@ pub fn wait_for_state(database: &Database, name: &str, state: &str) {
     ));
 }
 
-/// Nothing to tell, nothing to send: what is not there now does not come any more.
+/// Waits until there is nothing to tell and nothing to send: no alert comes any more.
 #[track_caller]
 pub fn wait_for_silence(database: &Database) {
     database.wait_until(
@@ -110,7 +109,8 @@ impl Listener {
         }
     }
 
-    /// All that was told of endpoints so far, as it was; metrics are told when their time comes. What there is to tell now is waited for.
+    /// All alerts about endpoints so far; alerts about metrics come when their time comes. Waits for alerts that are
+    /// still to be told.
     #[track_caller]
     pub fn texts(&mut self, database: &Database) -> &[String] {
         database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.alert)");
@@ -179,7 +179,7 @@ fn logged(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The same, when there are so many: what is told is logged after the commit.
+/// The same, when there are so many: alerts are logged after the commit.
 #[track_caller]
 pub fn wait_for_logged(cluster: &Cluster, name: &str, count: usize) -> Vec<(String, String)> {
     wait::until(&format!("{count} warnings about {name}"), || {
@@ -192,7 +192,6 @@ pub fn wait_for_logged(cluster: &Cluster, name: &str, count: usize) -> Vec<(Stri
     })
 }
 
-/// Those about endpoints.
 #[track_caller]
 pub fn own_events(database: &Database) -> i64 {
     database.query_one_value(
@@ -205,7 +204,7 @@ pub fn sorted(mut kinds: Vec<String>) -> Vec<String> {
     kinds
 }
 
-/// Tells what there is to tell, and says what is for the log.
+/// Tells the alerts that there are, and returns those for the log.
 #[track_caller]
 pub fn tell(client: &mut Client, page: i32) -> Vec<(String, String)> {
     let rows = engine::query(

@@ -1,10 +1,11 @@
-//! The extension, or what a relay has installed, as the catalogs have it: for a comparison of two databases or of one before and after an upgrade.
+//! The objects of the extension, or of a relay's installation, in the catalogs: for a comparison of two databases or
+//! of one before and after an upgrade.
 
 use crate::Database;
 
-/// Facts of the extension's objects by names and not by OIDs; and the policies. Columns that were dropped, and values that a
-/// new column has in older rows, are no difference. The id of an installation is its own; so is a version that some servers
-/// note with each column (pg_attver).
+/// Facts of the extension's objects by names and not by OIDs; and the policies. Columns that were dropped, and values
+/// that a new column has in older rows, are no difference. The id of an installation is its own; so is a version that
+/// some servers note with each column (pg_attver).
 const FACTS: &str = r#"
 WITH RECURSIVE ours (classid, objid) AS (
     SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension x ON d.refobjid = x.oid
@@ -91,7 +92,7 @@ impl Facts {
         Facts(facts)
     }
 
-    /// The facts that only these have.
+    /// The facts that the others lack.
     pub fn beyond<'a>(&'a self, others: &Facts) -> Vec<&'a str> {
         let missing = self.0.iter().filter(|fact| !others.0.contains(fact));
         missing.map(String::as_str).collect()

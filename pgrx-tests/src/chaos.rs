@@ -1,8 +1,8 @@
-//! The scoreboard: whatever happens to a server, a sender or a receiver, nothing that a client has committed is lost.
+//! The scoreboard: whatever happens to a server, a sender or a receiver, no committed event is lost.
 //!
-//! A case is a disaster. It gets a scene, in which clients emit and note what was committed, and a random number
-//! generator; when it is over, one reconciliation compares what the clients know, what the receiver got, and what the tables
-//! say. The end-to-end tests run each case with one seed, `make chaos` with many, and that writes docs/reliability.md.
+//! A case is a disaster. It gets a scene, in which clients emit and note their commits, and a random number
+//! generator. When it is over, one reconciliation compares the clients' notes, the requests at the receiver, and the
+//! tables. The end-to-end tests run each case with one seed; `make chaos` runs many, and writes docs/reliability.md.
 
 mod books;
 mod cases;
@@ -18,15 +18,14 @@ pub use scene::{Scene, Sender};
 use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
 
-/// What may happen.
 pub struct Case {
     pub name: &'static str,
-    /// What is asserted beside the reconciliation.
+    /// Assertions beside the reconciliation.
     pub asserts: &'static str,
     pub run: fn(&mut Stage),
 }
 
-/// Where a case makes its scene, and leaves it to be reconciled.
+/// A case makes its scene here, and leaves it to be reconciled.
 pub struct Stage {
     pub seed: u64,
     /// Events that a scene's clients commit about, before the case may end.
@@ -35,18 +34,18 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A run for the page, and no test.
+    /// Whether it is a run for the page, and no test.
     pub fn is_long(&self) -> bool {
         self.size >= 1000
     }
 }
 
-/// What a reconciliation has found, or several of one case together.
+/// The findings of a reconciliation, or of several of one case together.
 #[derive(Debug, Clone, Default)]
 pub struct Score {
     pub committed: usize,
     pub rolled_back: usize,
-    /// Of these a client never heard whether they were committed.
+    /// Events whose client never heard whether they were committed.
     pub unknown: usize,
     pub lost: usize,
     pub duplicates: usize,
@@ -86,7 +85,7 @@ pub fn run(case: &Case, seed: u64, size: usize) -> Score {
     stage.score
 }
 
-/// The same, and a broken promise is what it returns.
+/// The same, but returns a broken promise.
 pub fn try_run(case: &Case, seed: u64, size: usize) -> Result<Score, String> {
     panic::catch_unwind(AssertUnwindSafe(|| run(case, seed, size))).map_err(|broken| {
         let text = broken.downcast_ref::<String>().cloned();

@@ -1,6 +1,7 @@
 //! The wall clock of a server, which can be set: a library that its processes preload.
 //!
-//! libfaketime does not do: a background worker that PostgreSQL 15 starts from a signal handler would have the true time.
+//! libfaketime does not do: a background worker that PostgreSQL 15 starts from a signal handler would have the true
+//! time.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

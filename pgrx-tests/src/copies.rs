@@ -1,4 +1,4 @@
-//! Copies of databases: how they are made, and what they say of themselves.
+//! Copies of databases: how they are made, and the messages of their workers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,8 @@ pub fn dump_and_restore(source: (&Cluster, &Database), copy: (&Cluster, &Databas
     );
 }
 
-/// From now on `subscriber`, a database of the same cluster, gets what is written to this table of `publisher`.
+/// From now on `subscriber`, a database of the same cluster, gets the rows that are written to this table of
+/// `publisher`.
 #[track_caller]
 pub fn subscribe(cluster: &Cluster, publisher: &Database, subscriber: &Database, table: &str) {
     publisher.execute(&format!("CREATE PUBLICATION p FOR TABLE {table}"));
@@ -47,7 +48,7 @@ pub fn unsubscribe(subscriber: &Database) {
     subscriber.execute("DROP SUBSCRIPTION s");
 }
 
-/// Removed with this value.
+/// The file is removed with this value.
 pub struct DumpFile(pub PathBuf);
 
 impl DumpFile {

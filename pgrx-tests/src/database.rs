@@ -13,7 +13,7 @@ use crate::log::ServerLog;
 use crate::relay::Relay;
 use crate::wait;
 
-/// Fails in milliseconds what the default policy fails in days, without a breaker, and at once what most of 4xx mean.
+/// Fails in milliseconds where the default policy takes days, without a breaker, and at once for most of 4xx.
 const FAST_POLICY: &str = "
     INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, retry_status, failure_threshold)
     VALUES ('fast', 3, 'fixed', '100 ms', 0, 0, '{[408,409), [425,426), [429,430), [500,600)}', 0)";
@@ -24,7 +24,7 @@ pub struct Database {
     config: Config,
     maintenance: Config,
     log_when_failed: Option<ServerLog>,
-    /// Where it is no worker of the server.
+    /// The sender, where it is no worker of the server.
     sender: Option<Relay>,
 }
 
@@ -153,7 +153,7 @@ impl Database {
         made.unwrap_or_else(|| self.query_one_value(&format!("SELECT webhook_secret('{address}')")))
     }
 
-    /// Warns at the second failure, opens at the third, retries and probes in an hour, but for the changes.
+    /// Warns at the second failure, opens at the third, retries and probes in an hour, except for the changes.
     #[track_caller]
     pub fn add_guarding_policy(&self, name: &str, max_attempts: i32, changes: &str) {
         self.execute(&format!(
@@ -190,7 +190,7 @@ impl Database {
         delivery_status(&mut self.connect(), event_id)
     }
 
-    /// The addresses of those that have a delivery of the event.
+    /// The addresses of endpoints that have a delivery of the event.
     #[track_caller]
     pub fn endpoints_of(&self, event_id: Uuid) -> Vec<String> {
         let rows = self.connect().query(

@@ -1,4 +1,4 @@
-//! Dead letters made by hand, and what the functions for them do and say.
+//! Dead letters made by hand, and the results and messages of the functions for them.
 
 use std::sync::mpsc::{self, Receiver as Inbox};
 
@@ -95,8 +95,8 @@ pub fn call(session: &mut Client, expression: &str) -> i64 {
     row.get(0)
 }
 
-/// Rows of the extension's tables and entries of its indexes that a statement of plpgsql reads, after the declarations; by this
-/// session alone, since the worker and autovacuum read as well.
+/// Rows of the extension's tables and entries of its indexes that a statement of plpgsql reads, after the
+/// declarations; by this session alone, since the worker and autovacuum read as well.
 #[track_caller]
 pub fn rows_read(session: &mut Client, declarations: &str, statement: &str) -> i64 {
     const READ: &str = "(SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class
@@ -121,14 +121,14 @@ pub fn only_row(database: &Database, query: &str) -> Row {
     database.connect().query_one(query, &[]).unwrap()
 }
 
-/// A session, and what the server tells it.
+/// A session, and the notices that the server sends it.
 pub fn listening_session(database: &Database) -> (Client, Inbox<DbError>) {
     let (said, notices) = mpsc::channel();
     let session = database.connect_noticing(move |notice| said.send(notice).unwrap());
     (session, notices)
 }
 
-/// Since it was last asked.
+/// The notices since the last call.
 pub fn told(notices: &Inbox<DbError>) -> Vec<String> {
     notices
         .try_iter()

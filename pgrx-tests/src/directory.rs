@@ -1,4 +1,4 @@
-//! Where a server keeps its files while the test process lives.
+//! The directory of a server's files while the test process lives.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ pub struct ServerDirectory {
 }
 
 impl ServerDirectory {
-    /// Makes a new one in `<target>/<purpose>`, after removing what dead processes left there.
+    /// Makes a new one in `<target>/<purpose>`, after removing the leftovers of dead processes.
     pub fn create(purpose: &str) -> ServerDirectory {
         static COUNT: AtomicU32 = AtomicU32::new(1);
         let name = format!(

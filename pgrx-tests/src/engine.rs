@@ -1,4 +1,4 @@
-//! The worker's part, played by a test: what it claims and settles through SQL.
+//! The worker's part, played by a test: claims and settlements through SQL.
 
 use postgres::types::ToSql;
 use postgres::{GenericClient, Row};
@@ -35,7 +35,6 @@ pub struct Wish {
     pub capacity: i32,
 }
 
-/// The statement that claims at most so many of an endpoint.
 pub fn claim_statement(endpoint: &str, most: i32) -> String {
     format!(
         "SELECT * FROM webhook.exchange('{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
@@ -83,7 +82,7 @@ pub fn claim_of(client: &mut impl GenericClient, instance: i32, endpoint: i32) -
 /// No session is this sender.
 pub const NOBODY: i32 = 1_000_000;
 
-/// All that is due at the first endpoint, in the order of its emission.
+/// All deliveries that are due at the first endpoint, in the order of their emission.
 #[track_caller]
 pub fn claim_due(database: &Database) -> Vec<Claim> {
     let wish = Wish {
@@ -117,7 +116,7 @@ pub const RETRIABLE_ERRORS: [&str; 6] = [
     "reset",
     "invalid_response",
 ];
-/// Errors that are never retried by a policy, or are none of the endpoint's.
+/// Errors that a policy never retries, or that are not the endpoint's.
 pub const OTHER_ERRORS: [&str; 4] = ["blocked", "invalid_request", "local", "released"];
 
 /// An attempt that ended then has a retry that is due, whatever its policy.
@@ -160,7 +159,7 @@ impl Outcome {
 pub struct Settled {
     /// Locked deliveries, by event and endpoint.
     pub locked: Vec<(Uuid, i32)>,
-    /// Finished deliveries, those retried, and their retries.
+    /// Finished deliveries, retried ones, and their retries.
     pub counted: [i64; 3],
 }
 
@@ -206,7 +205,6 @@ pub fn settle(client: &mut impl GenericClient, batch: &[(Claim, Outcome)]) -> Se
     }
 }
 
-/// With the rights of the worker.
 #[track_caller]
 pub fn query(
     client: &mut impl GenericClient,

@@ -6,8 +6,8 @@ use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::receiver::{Answer, Receiver, Request};
 
-/// Opens after three failed attempts, for an hour; retries, of 5xx alone, wait as long. A request may take a minute, so that what the
-/// receiver holds ends when the test says so.
+/// Opens after three failed attempts, for an hour; retries, of 5xx alone, wait as long. A request may take a minute,
+/// so that requests which the receiver holds end when the test says so.
 const POLICY: &str = "
     INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, retry_status, connect_timeout,
                                 timeout, warn_threshold, failure_threshold, cooldown, max_cooldown)
@@ -45,13 +45,13 @@ impl Guarded {
         Guarded { database, receiver }
     }
 
-    /// From now on.
+    /// Answers so from now on.
     pub fn answer(&self, status: u16) {
         self.receiver
             .respond(Guarded::PATH, move |_, _| Answer::status(status));
     }
 
-    /// Answers what opens the breaker, and holds the requests after it.
+    /// Answers so often that the breaker opens, and holds the requests after that.
     pub fn hold_after_the_failures(&self) {
         self.receiver.hold_after(Guarded::PATH, Guarded::THRESHOLD);
     }
@@ -64,8 +64,8 @@ impl Guarded {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Fails as often as it takes. The events that failed wait for their retries. Neither those nor the probe may be due at
-    /// once: they would go out before the answer changes, or not.
+    /// Fails as often as it takes. The failed events wait for their retries. Neither these nor the probe may be due
+    /// at once: they would go out before the answer changes, or not.
     #[track_caller]
     pub fn open(&self) -> Vec<Uuid> {
         self.answer(500);
@@ -82,7 +82,7 @@ impl Guarded {
         );
     }
 
-    /// Lets it be over in a moment, by itself; says when.
+    /// Lets the cooldown be over in a moment, by itself; says when.
     #[track_caller]
     pub fn let_the_time_run_out(&self) -> String {
         self.database.query_one_value(

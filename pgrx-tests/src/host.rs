@@ -1,5 +1,5 @@
-//! Which host of the engine delivers in the databases of the shared cluster: WEBHOOK_TEST_HOST is `server` (default), `relay`
-//! or `portable`. Clusters of a test's own are servers' whatever it says.
+//! The host of the engine that delivers in the databases of the shared cluster: WEBHOOK_TEST_HOST is `server`
+//! (default), `relay` or `portable`. Clusters of a test's own are servers' whatever it says.
 
 use std::env;
 use std::path::PathBuf;
@@ -14,7 +14,6 @@ pub const RELAY_ROLE: &str = "relay_of_tests";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {
-    /// The worker of the server.
     Server,
     /// A relay, beside a worker that leaves delivery to it.
     Relay,
@@ -58,7 +57,7 @@ pub fn install_portable_by(relay: &str, cluster: &Cluster, database: &Database) 
     database.add_test_policy();
 }
 
-/// Once in a cluster, in the database that others are copies of.
+/// Called once in a cluster, in the database that others are copies of.
 pub fn grant_relay_role(database: &Database) {
     database.execute(&format!("CREATE ROLE {RELAY_ROLE} LOGIN"));
     database.execute(&format!("SELECT webhook_grant('{RELAY_ROLE}', 'relay')"));

@@ -17,6 +17,7 @@ pub mod looking;
 pub mod names;
 pub mod operated;
 pub mod own_scripts;
+pub mod pg_config;
 pub mod pgbouncer;
 pub mod port;
 pub mod preload;

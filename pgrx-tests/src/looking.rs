@@ -1,4 +1,4 @@
-//! Looking at figures: a relay that serves them, and programs of others that read what it says.
+//! Looking at figures: a relay that serves them, and programs of others that read its answers.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::{Cluster, Database, Relay, port, wait};
 const METRICS: &str = include_str!("../verifiers/parse_metrics.py");
 const BROWSE: &str = include_str!("../verifiers/browse.py");
 
-/// A role of the database's own that may do what these levels allow; a connection string.
+/// A role of the database's own that has these levels; a connection string.
 pub fn role_with(cluster: &Cluster, database: &Database, levels: &[&str]) -> String {
     let role = format!("{}_of_{}", levels.join("_"), database.name());
     database.execute(&format!("CREATE ROLE {role} LOGIN"));
@@ -104,7 +104,7 @@ fn without_chunks(mut rest: &str) -> Option<String> {
     }
 }
 
-/// `webhook-relay metrics` or `page`: what it prints, or why it does not.
+/// The output of `webhook-relay metrics` or `page`, or why there is none.
 pub fn print(command: &str, connection: &str) -> Result<String, String> {
     let mut program = unprivileged(relay_program());
     let output = program.env_clear().args([command, connection]).output();
@@ -127,7 +127,6 @@ impl Metrics {
         Metrics(serde_json::from_str(&parsed).expect("the parser prints JSON"))
     }
 
-    /// Labels and values of a sample.
     pub fn samples(&self, name: &str) -> Vec<(Value, f64)> {
         let samples = self
             .0

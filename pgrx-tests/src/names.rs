@@ -1,4 +1,5 @@
-//! Host names of a server, which resolve to whatever they are told to, or hang. They end in `.invalid`, which nobody owns.
+//! Host names of a server, which resolve to whatever they are told to, or hang. They end in `.invalid`, which nobody
+//! owns.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +30,7 @@ impl Names {
             .variable("WEBHOOK_NAMES", &directory)
     }
 
-    /// From its next lookup on, and for lookups that hang.
+    /// Holds from its next lookup on, and for lookups that hang.
     pub fn resolve(&self, name: &str, address: &str) {
         assert!(name.ends_with(".invalid"), "{name} may be somebody's");
         let new = self.directory.join(&format!("{name}.new"));
@@ -39,7 +40,7 @@ impl Names {
         fs::rename(new, self.directory.join(name)).expect("a name can be given");
     }
 
-    /// Until it resolves.
+    /// Lookups hang until `resolve()`.
     pub fn hang(&self, name: &str) {
         self.resolve(name, "");
     }

@@ -7,7 +7,7 @@ use crate::database::Database;
 use crate::receiver::{Answer, Receiver};
 use crate::wait;
 
-/// Opens at the third failure, retries and probes in an hour, but for what the test changes: `cooldown = '10 ms'`.
+/// Opens at the third failure, retries and probes in an hour, unless the test changes it: `cooldown = '10 ms'`.
 pub fn add_policy(database: &Database, name: &str, changes: &str) {
     database.add_guarding_policy(name, 10, changes);
 }
@@ -44,7 +44,7 @@ pub fn orders_claimed_ahead(database: &Database) -> Receiver {
     receiver
 }
 
-/// From now on.
+/// Answers so from now on.
 pub fn answer(receiver: &Receiver, status: u16) {
     receiver.respond("/orders", move |_, _| Answer::status(status));
 }

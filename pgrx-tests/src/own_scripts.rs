@@ -1,5 +1,5 @@
-//! A server with scripts of extensions that no other server sees. A server finds its files by the place of its program, so that a
-//! copy of the program, with links to all else, has a share directory of its own.
+//! A server with scripts of extensions that no other server sees. A server finds its files by the place of its
+//! program, so that a copy of the program, with links to all other files, has a share directory of its own.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Makes it in `root`, with these scripts beside those that are installed, by name; returns the server's program.
+    /// Makes it in `root`, with these scripts beside the installed ones, by name; returns the server's program.
     pub fn with_scripts(&self, root: &Path, scripts: &[(String, String)]) -> io::Result<PathBuf> {
         let extensions = self.share.join("extension");
         let common = (self.programs.ancestors())
@@ -31,7 +31,7 @@ impl Installation {
     }
 }
 
-/// Links to all that is in a directory; the opened ones and those above them are directories of their own.
+/// Links to everything in a directory; the opened directories and the ones above them are directories of their own.
 fn mirror(from: &Path, to: &Path, opened: &[&Path]) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

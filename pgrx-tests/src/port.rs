@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Below the range that the kernel gives to outgoing connections: one of those could take the port of a
+/// Below the range that the kernel gives to outgoing connections: an outgoing connection could take the port of a
 /// server that is being restarted, or answer on a port that is meant to be closed.
 const FIRST: u32 = 15_000;
 const COUNT: u32 = 17_000;
@@ -17,7 +17,7 @@ pub fn free() -> u16 {
     (0..COUNT)
         .map(|_| start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)))
         .map(|n| (FIRST + n % COUNT) as u16)
-        // By knocking and not by listening: a process that another thread forks meanwhile would keep the port in use.
+        // It knocks and does not listen: a process that another thread forks meanwhile would keep the port in use.
         .find(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_err())
         .expect("no free port on loopback")
 }

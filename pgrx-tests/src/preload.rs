@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::directory::ServerDirectory;
 use crate::process::complete;
 
-/// Compiles it into this directory: whoever builds Rust programs has a C compiler.
+/// Compiles it into this directory: a machine that builds Rust programs has a C compiler.
 pub fn compile(directory: &ServerDirectory, source: &str) -> PathBuf {
     let (text, library) = (directory.join("preload.c"), directory.join("preload.so"));
     fs::write(&text, source).expect("the source can be written");

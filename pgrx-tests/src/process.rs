@@ -42,7 +42,7 @@ pub fn unprivileged(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs a command to its end, and returns what it printed.
+/// Runs a command to its end, and returns its output.
 #[track_caller]
 pub fn complete(command: &mut Command) -> String {
     let output = command.output();

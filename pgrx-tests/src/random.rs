@@ -48,7 +48,7 @@ impl Random {
     }
 }
 
-/// Runs a case for each seed from 1; the seed of one that fails is shown.
+/// Runs a case for each seed from 1; the seed of a case that fails is shown.
 pub fn for_each_seed(cases: u64, mut case: impl FnMut(Random)) {
     for seed in 1..=cases {
         let _shown = ShownOnFailure(seed);

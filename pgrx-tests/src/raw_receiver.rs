@@ -19,7 +19,6 @@ pub struct RawReceiver {
 
 #[derive(Default)]
 struct Shared {
-    /// Connections so far.
     connections: Mutex<Vec<SocketAddr>>,
     requests: AtomicUsize,
     stopped: AtomicBool,
@@ -50,7 +49,8 @@ impl RawReceiver {
         })
     }
 
-    /// Does this with every connection as soon as it is made, each on a thread of its own; it is told how many came before.
+    /// Does this with every connection as soon as it is made, each on a thread of its own; it is told how many came
+    /// before.
     pub fn meeting(act: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> RawReceiver {
         RawReceiver::serving(move |stream, shared| {
             act(stream, shared.requests.fetch_add(1, Ordering::SeqCst));
@@ -82,7 +82,7 @@ impl RawReceiver {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Of all that were made before, also those that no request came on. They are accepted in the order in which they were
+    /// Connections that were made before, also without a request. They are accepted in the order in which they were
     /// made: when one of our own is, none of them is still to come.
     #[track_caller]
     pub fn connection_count(&self) -> usize {
@@ -106,7 +106,7 @@ impl RawReceiver {
 impl Drop for RawReceiver {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
-        // It looks when somebody comes.
+        // The thread looks when a connection comes.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -149,7 +149,7 @@ pub fn reset_when_closed(stream: &TcpStream) {
     assert_eq!(result, 0, "a socket can be told to reset");
 }
 
-/// None if the client left before it had sent one.
+/// None if the client left before it had sent a request.
 fn read_request(stream: &mut impl BufRead) -> Option<()> {
     let mut length = 0;
     loop {

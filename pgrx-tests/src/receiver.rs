@@ -97,7 +97,7 @@ type Responder = Arc<dyn Fn(&Request, usize) -> Answer + Send + Sync>;
 
 struct Shared {
     state: Mutex<State>,
-    /// With the number of the last request that is answered all the same.
+    /// Each path with the number of the last request that is answered all the same.
     held_paths: watch::Sender<HashMap<String, usize>>,
 }
 
@@ -120,7 +120,7 @@ impl Receiver {
         Receiver::start_on(port::free())
     }
 
-    /// For a receiver that comes back where an earlier one, or nobody, was.
+    /// For a receiver that comes back at the port of an earlier one, or at a closed one.
     pub fn start_on(port: u16) -> Receiver {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .unwrap_or_else(|error| panic!("could not listen on port {port}: {error}"));
@@ -173,7 +173,7 @@ impl Receiver {
         });
     }
 
-    /// Answers the first so many of the path's requests, and holds those after them.
+    /// Answers the first so many requests of the path, and holds the others.
     pub fn hold_after(&self, path: &str, number: usize) {
         self.shared.held_paths.send_modify(|held| {
             held.insert(path.to_owned(), number);
@@ -266,7 +266,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<(
         stream.set_nodelay(true)?;
         let shared = shared.clone();
         let service = service_fn(move |request| answer(request, shared.clone()));
-        // A request of somebody who has left meanwhile was sent all the same.
+        // A request of a client that has left meanwhile was sent all the same.
         let connection = hyper::server::conn::http1::Builder::new()
             .half_close(true)
             .serve_connection(TokioIo::new(stream), service);

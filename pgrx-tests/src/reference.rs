@@ -48,7 +48,6 @@ A role needs a level, from `webhook_grant(role, level)`: `emit`, `read`, `operat
 | level | what a role may do: `emit`, `read`, `operate`, `admin`, `relay` |
 ";
 
-/// The whole page.
 pub fn markdown(database: &Database) -> String {
     let client = &mut database.connect();
     let mut page = INTRODUCTION.to_owned();
@@ -122,7 +121,7 @@ fn parameters(client: &mut Client, page: &mut String, function: &str) {
     }
 }
 
-/// A line for each of them.
+/// A line for each argument.
 fn in_lines(arguments: &str) -> String {
     match arguments {
         "" => String::new(),

@@ -26,7 +26,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// The program, without variables of whoever runs the tests; `path` is where cargo has put it.
+    /// The program, without variables of the test process; `path` is where cargo has put it.
     pub fn program(path: &str) -> Command {
         let mut command = unprivileged(path);
         command.env_clear().arg("run");
@@ -73,12 +73,11 @@ impl Relay {
         });
     }
 
-    /// As a service manager does.
+    /// Sends SIGTERM, as a service manager does.
     pub fn terminate(&self) {
         self.process.signal(libc::SIGTERM);
     }
 
-    /// With SIGKILL, SIGSTOP or another.
     pub fn signal(&self, signal: c_int) {
         self.process.signal(signal);
     }

@@ -1,12 +1,12 @@
-//! Names and signatures that a release has promised: pgrx-tests/api-*.txt, one file for each minor version. Functions and
-//! views only grow from there.
+//! Names and signatures that a release has promised: pgrx-tests/api-*.txt, one file for each minor version. Functions
+//! and views only grow from there.
 
 use std::collections::BTreeMap;
 
 use crate::database::Database;
 
-/// A block for each function, procedure and view: its name, and indented below it its members in order. Functions that meet
-/// a json argument with a HINT are no promise.
+/// A block for each function, procedure and view: its name, and indented below it its members in order. Functions
+/// that meet a json argument with a HINT are no promise.
 const SIGNATURES: &str = "
     SELECT block.head, array_to_string(array_agg('    ' || m.member ORDER BY m.ordinal), E'\\n')
     FROM (
@@ -39,7 +39,6 @@ const SIGNATURES: &str = "
     ) m (ordinal, member)
     GROUP BY block.head, block.oid, block.catalog";
 
-/// The list of a database with the extension.
 pub fn list(database: &Database) -> String {
     let rows = database.connect().query(SIGNATURES, &[]).unwrap();
     let blocks =
@@ -74,7 +73,7 @@ pub fn broken_promises(released: &str, now: &str) -> Vec<String> {
     let kept = promised.iter().map(|(name, promised)| {
         let candidates = now.iter().filter(|(other, _)| other == name);
         let broken = candidates.map(|(_, signature)| first_difference(promised, signature));
-        // Of several functions with this name one keeps it; the problems of the others are none.
+        // If several functions have this name, one has to keep the promise; the problems of the others are none.
         let broken = broken.reduce(|one, other| if one.is_none() { one } else { other });
         match broken {
             None => Some(format!("{name} is gone")),

@@ -1,5 +1,5 @@
-//! The engine, hosted by a test over the relay's session: requests stay here until the test says how they ended, and each
-//! exchange with the database is written down.
+//! The engine, hosted by a test over the relay's session: requests stay here until the test says how they ended, and
+//! each exchange with the database is written down.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::engine::{Claim, OTHER_ERRORS, Outcome, RETRIABLE_ERRORS, Settled, Wis
 
 pub type Engine = webhook_engine::Engine<SqlStore<Observed>, Script>;
 
-/// Housekeeping has tests of its own, and a model of one thing does not tell what it would do meanwhile.
+/// Housekeeping has tests of its own, and a model of one thing does not say what housekeeping would do meanwhile.
 const MODELLED: [&str; 4] = [
     "webhook.exchange(",
     "webhook.agenda(",
@@ -134,7 +134,7 @@ impl Connection for Observed {
     }
 }
 
-/// To whole seconds: the engine's clock goes on, and some outcomes are to have ended at the same time.
+/// Rounds to whole seconds: the engine's clock goes on, and some outcomes are to have ended at the same time.
 fn round_ages(of_exchange: &mut [Parameter<'_>]) {
     let Some(Parameter::NullableFloats(ages)) = of_exchange.get_mut(9) else {
         panic!("an exchange has no ages any more");
@@ -198,7 +198,7 @@ fn known_failure(name: &str) -> &'static str {
     known.unwrap_or_else(|| panic!("{name} is no failure"))
 }
 
-/// From the report, which is the last row.
+/// Reads the report, which is the last row.
 fn settled(rows: &[Vec<Value>]) -> Settled {
     let Some(Value::Text(report)) = rows.last().and_then(|row| row.last()) else {
         panic!("an exchange without a report");
@@ -226,7 +226,7 @@ fn settled(rows: &[Vec<Value>]) -> Settled {
 pub struct Script {
     submitted: RefCell<Vec<Claim>>,
     in_flight: RefCell<Vec<Claim>>,
-    /// Nothing of these has gone out yet.
+    /// No byte of these has gone out yet.
     held_back: RefCell<Vec<Claim>>,
     outcomes: RefCell<Vec<webhook_delivery::Outcome>>,
 }

@@ -1,4 +1,4 @@
-//! The scripts of the extension: those that the files of sql/ give, those of releases, and that of a release to come.
+//! The scripts of the extension: as the files of sql/ make them, as released, and of a release to come.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -12,7 +12,6 @@ use crate::chaos::{Scene, Score, Sender, Stage};
 use crate::receiver::{Answer, Request};
 use crate::worker;
 
-/// Samples of a run.
 const SAMPLES: u32 = 60;
 
 /// The measures of a sample, in the order of its values.

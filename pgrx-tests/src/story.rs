@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::cluster::Cluster;
 use crate::database::{self, Database};
 
-/// Without anything to say about the server.
+/// A database without anything to say about the server.
 pub fn database() -> Database {
     let database = Cluster::shared().database("why");
     database.wait_until("SELECT state = 'running' FROM webhook_status()");
@@ -47,9 +47,10 @@ pub fn assert_not_told(told: &[String], part: &str) {
     assert_eq!(sentence, None, "says {part:?}");
 }
 
-/// A transaction that is never committed, where any state can be written and no worker acts on it. Its endpoint `shop`,
-/// with the default policy, gets every event; now() stands still, in the time zone of the session. All stories are told
-/// in one database: that of another thread waits for this one to end, since its endpoint has the same name.
+/// A transaction that is never committed, where any state can be written and no worker acts on it. Its endpoint
+/// `shop`, with the default policy, gets every event; now() stands still, in the time zone of the session. All
+/// stories are told in one database: a story of another thread waits for this one to end, since its endpoint has the
+/// same name.
 pub struct Story {
     pub client: Client,
     pub shop: i32,
@@ -69,7 +70,7 @@ impl Story {
         story
     }
 
-    /// Back to where there was nothing but the endpoint.
+    /// Goes back to the state with nothing but the endpoint.
     #[track_caller]
     pub fn rewind(&mut self) {
         self.run("ROLLBACK TO SAVEPOINT beginning");
@@ -81,7 +82,7 @@ impl Story {
         result.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
-    /// An event that is due now, which in a transaction is earlier than what was just written.
+    /// An event that is due now, which in a transaction is earlier than rows that were just written.
     #[track_caller]
     pub fn emit(&mut self) -> Uuid {
         let event = database::emit(&mut self.client, "order.created", json!({}));

@@ -14,7 +14,6 @@ const STYLE: &str = "
   @media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .other { fill: #6e7681; } }
 ";
 
-/// These shapes under a title.
 pub fn page(title: &str, height: f64, shapes: &str) -> String {
     let title = escaped(title);
     format!(

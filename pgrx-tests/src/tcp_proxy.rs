@@ -1,4 +1,4 @@
-//! A proxy in front of a server that is slow, or loses connections or all that they carry, when it is told to.
+//! A proxy in front of a server that is slow, or loses connections or their data, when it is told to.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -30,7 +30,7 @@ struct Shared {
 struct Connection {
     client: TcpStream,
     server: TcpStream,
-    /// Nothing is passed on any more.
+    /// Whether nothing is passed on any more.
     is_swallowed: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl TcpProxy {
         TcpProxy::to(cluster.port())
     }
 
-    /// In front of whoever listens on this port.
+    /// A proxy in front of the server on this port.
     pub fn to(server: u16) -> TcpProxy {
         let port = port::free();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
@@ -60,13 +60,13 @@ impl TcpProxy {
         self.port
     }
 
-    /// All that connections carry from now on takes so much longer, in each direction.
+    /// All data of connections take so much longer from now on, in each direction.
     pub fn delay(&self, time: Duration) {
         let milliseconds = u64::try_from(time.as_millis()).expect("it is short");
         self.shared.delay_ms.store(milliseconds, Ordering::SeqCst);
     }
 
-    /// The server gets what is sent next and executes it; its answer is not passed on, and the connection is cut.
+    /// The server gets the next message and executes it; its answer is not passed on, and the connection is cut.
     pub fn lose_next_answer(&self) {
         self.shared.loses_next_answer.store(true, Ordering::SeqCst);
     }
@@ -79,7 +79,7 @@ impl TcpProxy {
         }
     }
 
-    /// All that connections carry from now on is lost, also that of new ones. Neither side is told.
+    /// All data of connections are lost from now on, also of new ones. Neither side is told.
     pub fn swallow(&self) {
         self.shared.swallows.store(true, Ordering::SeqCst);
         for connection in self.shared.connections.lock().unwrap().iter() {
@@ -92,7 +92,8 @@ impl TcpProxy {
         self.shared.swallows.store(false, Ordering::SeqCst);
     }
 
-    /// The server finds its connections closed, as after a timeout; clients hear nothing of it where they are swallowed.
+    /// The server finds its connections closed, as after a timeout; clients hear nothing of it where they are
+    /// swallowed.
     pub fn close_at_server(&self) {
         for connection in self.shared.connections.lock().unwrap().iter() {
             connection.close_at_server();

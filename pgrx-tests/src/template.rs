@@ -1,4 +1,5 @@
-//! The data directory of initdb, made once and copied for every cluster: initdb takes a second, and there are 170 clusters.
+//! The data directory of initdb, made once and copied for every cluster: initdb takes a second, and there are 170
+//! clusters.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -15,8 +16,9 @@ pub struct Template {
 }
 
 impl Template {
-    /// The one that this initdb makes with these arguments, kept beside the directory of the cluster. Two processes may
-    /// make it at the same time: each in a directory of its own, and the first to rename it has made it for both.
+    /// The directory that this initdb makes with these arguments, kept beside the directory of the cluster. Two
+    /// processes may make it at the same time: each in a directory of its own, and the first to rename it has made it
+    /// for both.
     pub fn of(directory: &ServerDirectory, initdb: &mut Command) -> Template {
         let parent = directory.path().parent().expect("it is in a directory");
         let path = parent.join(format!("template-{:016x}", fingerprint(initdb)));
@@ -36,7 +38,7 @@ impl Template {
     }
 }
 
-/// Of the program, as it is now, and its arguments.
+/// A fingerprint of the program, as it is now, and its arguments.
 fn fingerprint(initdb: &Command) -> u64 {
     let program = Path::new(initdb.get_program());
     let server = program.with_file_name("postgres");

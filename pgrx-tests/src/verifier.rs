@@ -1,6 +1,6 @@
-//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm, `cloudevents` of
-//! PyPI, and those of other senders. Signatures by keys, which those know nothing of, as docs/receiving.md tells receivers to,
-//! with the ed25519 of OpenSSL in Node.
+//! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm,
+//! `cloudevents` of PyPI, and libraries of other senders. They know no signatures by keys: these are verified as
+//! docs/receiving.md tells receivers to, with the ed25519 of OpenSSL in Node.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -37,7 +37,7 @@ pub fn verify_signature(secret: &str, request: &Request) -> Result<(), String> {
     python
 }
 
-/// By a public key, `whpk_` and base64.
+/// Verifies by a public key, `whpk_` and base64.
 #[track_caller]
 pub fn verify_by_key(public_key: &str, request: &Request) -> Result<(), String> {
     let (_, section) = RECEIVING
@@ -50,7 +50,7 @@ pub fn verify_by_key(public_key: &str, request: &Request) -> Result<(), String> 
     verdict(node.args(["-e", &program]), public_key, request)
 }
 
-/// By the library of another sender: github, shopify, slack or stripe.
+/// Verifies by the library of another sender: github, shopify, slack or stripe.
 #[track_caller]
 pub fn verify_as(provider: &str, secret: &str, request: &Request) -> Result<(), String> {
     let venv = virtual_environment();
@@ -59,7 +59,7 @@ pub fn verify_as(provider: &str, secret: &str, request: &Request) -> Result<(), 
         return verdict(python.args(["-c", SLACK]), secret, request);
     }
     let mut node = Command::new(venv.join("bin/node"));
-    // Where `import` looks for node_modules; it knows no NODE_PATH.
+    // `import` looks for node_modules here; it knows no NODE_PATH.
     node.current_dir(&venv);
     verdict(node.args(["-e", PROVIDER, provider]), secret, request)
 }

@@ -4,11 +4,12 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Long enough for a busy two-core machine, and shorter than the minute after which the worker looks at everything anyway.
+/// Long enough for a busy two-core machine, and shorter than the minute after which the worker looks at everything
+/// anyway.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Probes until the answer is `Ok`; an `Err` is what was seen instead, shown when the deadline passes.
+/// Probes until the answer is `Ok`; the last `Err` is shown when the deadline passes.
 #[track_caller]
 pub fn until<T, Seen: Debug>(awaited: &str, probe: impl FnMut() -> Result<T, Seen>) -> T {
     until_within(DEADLINE, awaited, probe)

@@ -1,4 +1,4 @@
-//! A watched table, and what its triggers have emitted.
+//! A watched table, and the events of its triggers.
 
 use serde_json::Value;
 
@@ -8,10 +8,10 @@ use crate::database::Database;
 pub const ORDERS: &str =
     "CREATE TABLE orders (id int PRIMARY KEY, status text, total numeric, card text)";
 
-/// In the payload, where there was or is no row.
+/// The value in the payload where there was or is no row.
 pub const NONE: Value = Value::Null;
 
-/// With a table of orders that is not watched.
+/// A database with a table of orders that is not watched.
 #[track_caller]
 pub fn database() -> Database {
     let database = Cluster::shared().database("watch");

@@ -10,8 +10,8 @@ use crate::database::Database;
 use crate::process::unprivileged;
 use crate::wait;
 
-/// The pid of the database's worker, waited for until it has made a turn: one that was started for a new database may still
-/// find that the extension is not there, and leave.
+/// The pid of the database's worker, waited for until it has made a turn: one that was started for a new database may
+/// still find that the extension is not there, and leave.
 #[track_caller]
 pub fn pid(database: &Database) -> c_int {
     successor(database, 0)
@@ -108,8 +108,8 @@ pub fn writable_memory(pid: c_int) -> usize {
     1024 * kilobytes.parse::<usize>().expect("it is a number")
 }
 
-/// As `vm.overcommit_memory = 2` does: what would exceed it is not there. Of the address space, which could be limited
-/// too, the arenas of malloc have a gigabyte in stock.
+/// Limits memory as `vm.overcommit_memory = 2` does: memory beyond it is not there. The address space could be
+/// limited too, but the arenas of malloc have a gigabyte of it in stock.
 pub fn limit_memory(pid: c_int, bytes: &str) {
     limit(pid, &format!("--data={bytes}:"));
 }
@@ -119,7 +119,6 @@ pub fn limit_open_files(pid: c_int, end: usize) {
     limit(pid, &format!("--nofile={end}:"));
 }
 
-/// The numbers of the files that it has open.
 pub fn open_files(pid: c_int) -> Vec<usize> {
     let files = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -137,7 +136,7 @@ fn limit(pid: c_int, soft: &str) {
     assert!(status.expect("prlimit can be run").success());
 }
 
-/// How often its other threads have, those that are there now.
+/// How often its other threads have gone to sleep, among those that are there now.
 #[track_caller]
 pub fn sleeps_of_other_threads(pid: c_int) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
@@ -172,7 +171,7 @@ pub fn computed(pid: c_int) -> Duration {
     Duration::from_secs_f64(ticks as f64 / per_second as f64)
 }
 
-/// Lines of the process in the server's log at WARNING or above, but for alerts.
+/// Lines of the process in the server's log at WARNING or above, except alerts.
 pub fn complaints(cluster: &Cluster, pid: c_int) -> Vec<String> {
     const LEVELS: [&str; 4] = ["WARNING:", "ERROR:", "FATAL:", "PANIC:"];
     let marker = format!("[{pid}] ");

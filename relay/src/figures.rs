@@ -1,5 +1,5 @@
-//! Figures of the database, for those who look: each look has a connection of its own, which ends with it, so that it never
-//! waits for the session that delivers, nor delays it, and a relay that nobody looks at stays idle.
+//! Figures of the database, for people and scrapers: each look has a connection of its own, which ends with it. So it
+//! never waits for the session that delivers, nor delays it, and a relay that nobody looks at stays idle.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio_postgres::{Client, Error, SimpleQueryMessage};
 use crate::session::described;
 use crate::target::Target;
 
-/// Connecting and all statements. Prometheus gives up after 10 s.
+/// The time for connecting and all statements. Prometheus gives up after 10 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(9);
 
-/// In a transaction, since a pooler may lend the session to others afterwards.
+/// A transaction, since a pooler may lend the session to others afterwards.
 const BEGIN: &str = "
     BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
     SET LOCAL search_path = pg_catalog, pg_temp;
@@ -43,7 +43,6 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Connects, and asks.
     pub async fn look<T>(
         target: &Target,
         ask: impl AsyncFnOnce(&Figures) -> Result<T, Refusal>,
@@ -61,12 +60,12 @@ impl Figures {
     async fn open(target: &Target) -> Result<Figures, Refusal> {
         let mut config = target.config.clone();
         if config.get_hosts().len() <= 1 {
-            // A standby has figures too, for whoever names it.
+            // A standby has figures too, for a target that names it.
             config.target_session_attrs(TargetSessionAttrs::Any);
         }
         let begun = config.connect(target.tls.clone()).await;
         let (client, connection) = begun.map_err(|error| unavailable(&error))?;
-        // It ends with the client.
+        // The task ends with the client.
         tokio::spawn(connection);
         Ok(Figures { client })
     }
@@ -77,7 +76,7 @@ impl Figures {
         Ok(self.values(&query).await?)
     }
 
-    /// The same of one that may take too long where there is very much to count: nothing then.
+    /// The same for a query that may take too long where there is very much to count: nothing then.
     pub async fn rows_in_time(&self, query: &str) -> Result<Option<Vec<Value>>, Refusal> {
         let query = format!("SELECT to_jsonb(figures)::text FROM (\n{query}\n) figures");
         match self.values(&query).await {

@@ -1,4 +1,4 @@
-//! How the relay is, for whoever asks: `/healthz`, and the service manager.
+//! The condition of the relay: for `/healthz`, and for the service manager.
 
 use std::env;
 use std::os::linux::net::SocketAddrExt;
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Health(Arc<Mutex<Condition>>);
 
 struct Condition {
-    /// Nothing while it delivers; else why not.
+    /// Why it delivers nothing; none while it delivers.
     trouble: Option<String>,
     in_flight: usize,
     last_turn: Instant,
@@ -49,12 +49,11 @@ impl Health {
         }
     }
 
-    /// It delivers nothing.
     pub fn is_kept_by(&self, trouble: &str) {
         let is_new = self.change(|condition| {
             let is_new = condition.trouble.as_deref() != Some(trouble);
             condition.trouble = Some(trouble.to_owned());
-            // It has something to say for itself when it is back.
+            // The relay has something to say for itself when it is back.
             condition.is_ready &= !is_new;
             is_new
         });
@@ -85,7 +84,7 @@ impl Health {
     }
 }
 
-/// systemd, where the unit has Type=notify. Trouble with it is its own.
+/// Tells systemd, where the unit has Type=notify. Trouble with it is its own.
 pub fn tell_service_manager(state: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;

@@ -1,8 +1,9 @@
-//! HTTP: `/healthz` for everybody, `/metrics` and the page for those who may see figures.
+//! HTTP: `/healthz` for everybody, `/metrics` and the page for clients that may see figures.
 //!
-//! Figures are not for every program that reaches the port. Without a token the relay gives them on loopback alone, and only to
-//! requests that name it by an address or as localhost: a page that a browser has got from elsewhere could have had its own name
-//! changed to 127.0.0.1 meanwhile, and read along. With a token any name will do, since such a page does not know the token.
+//! Figures are not for every program that reaches the port. Without a token the relay gives them on loopback alone,
+//! and only to requests that name it by an address or as localhost: a page that a browser has got from elsewhere
+//! could have had its own name changed to 127.0.0.1 meanwhile, and read along. With a token any name will do, since
+//! such a page does not know the token.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,10 +27,10 @@ use crate::target::Target;
 use crate::token::Token;
 use crate::{log, metrics, page};
 
-/// Of whoever asks: for a request, and for all of it.
+/// The time that a client has for its request, and for the whole exchange.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-/// At the same time. A socket of theirs is one less for requests to endpoints.
+/// Connections at the same time. Each takes a socket that requests to endpoints could have.
 const MOST_CONNECTIONS: usize = 128;
 /// A client that looks more often sees the same again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -61,7 +62,7 @@ pub struct Service {
     serving: Serving,
     health: Health,
     target: Target,
-    /// One looks at a time.
+    /// One client looks at a time.
     metrics: Mutex<Option<Seen>>,
     page: Mutex<Option<Seen>>,
 }
@@ -117,7 +118,7 @@ impl Service {
                         drop(place);
                     });
                 }
-                // No file descriptor is left, for one.
+                // Accepting fails where no file descriptor is left, for one.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
@@ -243,7 +244,7 @@ fn plain(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     answer(status, TEXT, body)
 }
 
-/// Nothing of ours is kept, guessed at, embedded or told to others.
+/// Headers by which no client keeps, guesses at, embeds or passes on anything of ours.
 fn answer(
     status: StatusCode,
     content_type: &'static str,

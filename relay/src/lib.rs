@@ -1,15 +1,16 @@
 //! The host of the engine outside of the server: `webhook-relay`.
 //!
 //! - `options` is the command line, `target` the database that it names, and `passfile` its password
-//! - `session` runs the engine's statements, over `tls` where the target wants it, and not through a `pooler` of transactions
+//! - `session` runs the engine's statements, over `tls` where the target wants it, and not through a `pooler` of
+//!   transactions
 //! - `silence` is how long it may send without an answer: a relay that is cut off stops by its own clock
 //! - `relay` is the life of the process: it finds the SQL, turns the engine, waits, reconnects and stops
 //! - `settings` are those of the database that count here too
 //! - `portable` makes the schema in a database without the library, by the statements of `script`
 //! - `memory` that a burst took is given back
 //! - `log` and `health` tell people and machines how it is
-//! - `http` answers them, and those who look at `figures`: `metrics` for Prometheus, a `page` for people; `token` is for those of
-//!   another machine
+//! - `http` answers them, and serves `figures`: `metrics` for Prometheus, a `page` for people; a client of another
+//!   machine has a `token`
 
 mod figures;
 mod health;
@@ -66,7 +67,7 @@ pub fn main(release: &Release, arguments: impl Iterator<Item = OsString>) -> Exi
     }
 }
 
-/// Once, for those who run no relay.
+/// Prints once, for people who run no relay.
 fn print(look: Look, target: &Target) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

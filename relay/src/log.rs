@@ -1,5 +1,5 @@
-//! The log, on standard error: each message as a line, worded as Postgres does, or as an object in JSON. The time is that of
-//! whoever keeps the log.
+//! The log, on standard error: each message as a line, worded as Postgres does, or as an object in JSON. The program
+//! that keeps the log adds the time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,7 +43,7 @@ fn write(level: &str, message: &str, hint: &str) {
     }
 }
 
-/// A message of others may have lines of its own.
+/// A message of the server may have lines of its own.
 fn line(level: &str, message: &str) {
     eprintln!("{level}:  {}", message.replace(['\n', '\r'], " "));
 }

@@ -1,4 +1,4 @@
-//! The allocator keeps what was freed, and would keep the largest burst that ever was.
+//! The allocator keeps freed memory, and would keep the largest burst that ever was.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use webhook_delivery::memory::give_back;
 const AFTERMATH: Duration = Duration::from_secs(90);
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Gives to the system what was freed, when a burst is over.
+/// Gives freed memory to the system when a burst is over.
 #[derive(Default)]
 pub struct Burst {
-    /// When something was last in flight, if what it took was not given back since.
+    /// When something was last in flight, if its memory was not given back since.
     last: Option<Instant>,
     given_back: Option<Instant>,
 }
 
 impl Burst {
-    /// After each turn.
+    /// Called after each turn.
     pub fn note(&mut self, in_flight: usize) {
         let now = Instant::now();
         if in_flight > 0 {

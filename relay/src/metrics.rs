@@ -1,7 +1,8 @@
 //! Metrics in the text format of Prometheus: `/metrics`, and `webhook-relay metrics`.
 //!
-//! The names are those of the columns of metrics/*.sql. Everything that grows with the endpoints is called `webhook_endpoint_`,
-//! so that nobody adds it to the figure of all of them, and is there for 1,000 endpoints at most.
+//! The names are those of the columns of metrics/*.sql. Every metric that grows with the endpoints is called
+//! `webhook_endpoint_`, so that nobody adds it to the figure of all of them, and is there for 1,000 endpoints at
+//! most.
 
 use std::fmt::Write;
 
@@ -19,8 +20,8 @@ const OF_ENDPOINTS: &str = include_str!("metrics/endpoints.sql");
 enum Kind {
     Gauge,
     Counter,
-    /// The ends of its classes are these powers of two, in milliseconds: those of webhook.stat are eight to a doubling, so each
-    /// of them lies within one of these.
+    /// The ends of its classes are these powers of two, in milliseconds: webhook.stat has eight classes to a
+    /// doubling, so each of them lies within one of these.
     Histogram(&'static [u32]),
 }
 
@@ -195,7 +196,7 @@ pub async fn print(target: &Target) -> Result<String, Refusal> {
     (printed.await).map_err(|error| Refusal::Unavailable(error.to_string()))
 }
 
-/// Without endpoints where it took too long to count what waits for them: the figures of all of them are still told.
+/// `endpoints` is empty where it took too long to count the queue of each: the figures of all of them are still told.
 fn text(database: &[Value], endpoints: &[Value]) -> String {
     let mut text = Text::default();
     let whole = database.iter().filter_map(Value::as_object);

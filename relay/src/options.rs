@@ -89,7 +89,6 @@ systemd it works with Type=notify.
 ";
 
 pub enum Command {
-    /// A text to print.
     Tell(String),
     Administer(Box<Order>),
     Look(Look, Box<Target>),

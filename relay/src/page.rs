@@ -1,7 +1,8 @@
-//! The page: how delivery is, for people who look. `webhook-relay page` writes it to a file, a relay with `--page` serves it.
+//! The page: the state of delivery, for people. `webhook-relay page` writes it to a file, a relay with `--page`
+//! serves it.
 //!
-//! It is one file without scripts. Whatever others have named goes through `html`, and the policy allows nothing but the style
-//! that is in it.
+//! It is one file without scripts. Names that people chose go through `html`, and the policy allows nothing but the
+//! style that is in it.
 
 mod chart;
 mod html;

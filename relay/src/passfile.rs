@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::log;
 
-/// Of the first line that fits: `host:port:database:user:password`, where `*` fits everything.
+/// The password of the first line that fits: `host:port:database:user:password`, where `*` fits everything.
 pub fn password(path: &Path, wanted: [&str; 4]) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let metadata = file.metadata().ok()?;

@@ -1,9 +1,10 @@
-//! A pooler of transactions is refused: a sender holds locks, and its statements must all run in the session that has them.
+//! A pooler of transactions is refused: a sender holds locks, and its statements must all run in the session that has
+//! them.
 //!
-//! Such a pooler lends a server connection for a transaction. Some lend each in turn: then the next statement has another backend.
-//! Others lend first the one that came back last: then a second connection of ours, which holds a transaction open, has got the
-//! backend that has just answered the first, or the first now gets another. Nothing has been set by then: settings would stay
-//! behind in the pool.
+//! Such a pooler lends a server connection for a transaction. Some lend each in turn: then the next statement has
+//! another backend. Others lend the connection first that came back last: then a second connection of ours, which
+//! holds a transaction open, has got the backend that has just answered the first, or the first now gets another.
+//! Nothing has been set by then: settings would stay behind in the pool.
 
 use webhook_engine::Trouble;
 
@@ -20,12 +21,13 @@ pub fn refuse(
     if first.backend()? != backend {
         return Err(refusal(CHANGED));
     }
-    // A role may be limited to one connection. SQL then still refuses a sender whose session is another (take_shares()).
+    // A role may be limited to one connection. SQL then still refuses a sender whose session is another
+    // (take_shares()).
     let Ok(second) = open_second() else {
         return Ok(());
     };
     match second.execute("BEGIN") {
-        // A pool of sessions that has no other connection.
+        // The pool has sessions and no other connection.
         Err(_) if second.is_given_up() => return Ok(()),
         begun => begun?,
     }

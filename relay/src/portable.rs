@@ -1,10 +1,10 @@
-//! `webhook-relay install`, `upgrade` and `uninstall`: the schema of the extension in a database that allows no library and
-//! has no superuser.
+//! `webhook-relay install`, `upgrade` and `uninstall`: the schema of the extension in a database that allows no
+//! library and has no superuser.
 //!
-//! Everything is made as the role that is to own it, in one transaction. The role that installs becomes a member of the
-//! owner, and the owner gets the right to create functions in schema public, until the end of that transaction: nobody else
-//! ever sees either. Where the role may not do that, the program changes nothing and prints the statements for somebody who
-//! may.
+//! Everything is made as the role that is to own it, in one transaction. The role that installs becomes a member of
+//! the owner, and the owner gets the right to create functions in schema public, until the end of that transaction:
+//! nobody else ever sees either. Where the role may not do that, the program changes nothing and prints the
+//! statements for somebody who may.
 
 use std::future::poll_fn;
 
@@ -29,12 +29,12 @@ pub struct Order {
     pub action: Action,
     pub target: Target,
     pub owner: Option<String>,
-    /// Uninstalls in spite of what is lost.
+    /// Whether to uninstall although deliveries or triggers are lost.
     pub force: bool,
 }
 
-/// Whatever the server, the database and the role have set, the script means the same. Said again in its transaction, for
-/// which a pooler may have another session.
+/// The script means the same whatever the server, the database and the role have set. Its transaction repeats this,
+/// since a pooler may have another session for it.
 const PREPARE: &str = "
     SET search_path = pg_catalog, pg_temp;
     SET standard_conforming_strings = on;
@@ -69,8 +69,8 @@ const FINDINGS: &str = "
     LEFT JOIN pg_roles owner ON owner.rolname = coalesce(CASE WHEN p.oid IS NOT NULL THEN has.rolname END, $1::text)
     WHERE me.rolname = session_user";
 
-/// Why a role cannot be the owner, and the remedy. Whatever belongs to it is executed in this session, so nobody else may
-/// have been that role. Who installs may be a member.
+/// Why a role cannot be the owner, and the remedy. Functions that belong to it are executed in this session, so
+/// nobody else may have been that role. The role that installs may be a member.
 const PROBLEM_OF_OWNER: &str = r"
     SELECT CASE
         WHEN r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls THEN format(
@@ -125,7 +125,7 @@ struct Work<'a> {
     owner: String,
 }
 
-/// Statements around the work, with the right to have it done; and those that only others can execute.
+/// Statements around the work, with the right to have it done; and statements that only others can execute.
 #[derive(Default)]
 struct Rights {
     before: Vec<String>,
@@ -244,7 +244,8 @@ impl Work<'_> {
             true => String::new(),
             false => UNSENT.to_owned(),
         };
-        // Only what depends on it and is not ours is in the way of RESTRICT: triggers of watched tables, say.
+        // Only objects that depend on it and are not ours are in the way of RESTRICT: triggers of watched tables,
+        // say.
         let how = if force { "CASCADE" } else { "RESTRICT" };
         let script = format!("{check} DROP OWNED BY {owner} {how};");
         self.run(self.rights_to_work(), &script).await?;
@@ -271,7 +272,7 @@ impl Work<'_> {
         }
     }
 
-    /// To be the owner for a while.
+    /// The rights to be the owner for a while.
     fn rights_to_work(&self) -> Rights {
         let mut rights = Rights::default();
         let (found, owner, me) = (
@@ -316,7 +317,7 @@ impl Work<'_> {
         }
     }
 
-    /// All or nothing.
+    /// Runs all of it or nothing.
     async fn run(&self, rights: Rights, script: &str) -> Result<(), String> {
         if !rights.of_others.is_empty() {
             println!("{}", rights.of_others.join("\n"));
@@ -334,7 +335,7 @@ impl Work<'_> {
         self.client.batch_execute(&whole).await.map_err(refused)
     }
 
-    /// A role that nobody works as has none.
+    /// A role that nobody works as has no members.
     async fn warn_of_members(&self) -> Result<(), String> {
         let members: Option<String> = self
             .one(&format!(

@@ -1,7 +1,7 @@
 //! The life of a relay: it connects, finds the SQL of the extension, and turns the engine until it is told to stop.
 //!
-//! One thread turns and waits; its runtime drives the connection meanwhile. Requests are sent by the pool's thread. A lost
-//! connection is made anew, and requests in flight go on.
+//! One thread turns and waits; its runtime drives the connection meanwhile. Requests are sent by the pool's thread. A
+//! lost connection is made anew, and requests in flight go on.
 
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -28,7 +28,7 @@ use crate::session::Session;
 use crate::settings::Settings;
 use crate::silence::{Guarded, Silence};
 
-/// How often it looks by itself: while it is idle, and while something is in flight.
+/// How often the relay looks by itself: while it is idle, and while something is in flight.
 const LOOK_WHILE_IDLE: Duration = Duration::from_millis(100);
 const LOOK_WHILE_BUSY: Duration = Duration::from_millis(20);
 const SETTINGS_EVERY: Duration = Duration::from_secs(5);
@@ -99,7 +99,7 @@ struct Relay<'a> {
 
 enum Ended {
     Stopped,
-    /// The SQL is gone, or another.
+    /// The SQL is gone, or has changed.
     BeginAnew,
 }
 
@@ -130,7 +130,7 @@ impl Relay<'_> {
         *self.stop.borrow()
     }
 
-    /// Until then, or until it is told to stop.
+    /// Sleeps for that time, or until it is told to stop.
     fn sleep(&self, time: Duration) {
         let mut stop = self.stop.clone();
         self.runtime.block_on(async {
@@ -174,7 +174,7 @@ impl Relay<'_> {
                 }
                 Err(trouble) => {
                     self.health.is_kept_by(&trouble.message);
-                    // Each reason once, not every time.
+                    // Each reason is told once.
                     if said != trouble.message {
                         let message =
                             format!("cannot connect to {}: {}", target.name, trouble.message);
@@ -252,12 +252,12 @@ impl Relay<'_> {
                 };
                 engine.store().connection = session;
                 engine.begin_session();
-                // The SQL may be another by now: it is looked at first.
+                // The SQL may have changed: the engine looks at it first.
                 engine.configure(self.config(&settings));
             }
             if Instant::now() >= next_settings {
                 next_settings = Instant::now() + SETTINGS_EVERY;
-                // In trouble those of before count.
+                // In trouble the earlier settings count.
                 if let Ok(read) = Settings::read(&engine.store().connection)
                     && read != settings
                 {
@@ -340,7 +340,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Until somebody rings, an outcome, a signal, the loss of the connection, or the end of the pause.
+    /// Waits for a ring, an outcome, a signal, the loss of the connection, or the end of the pause.
     fn wait(
         &self,
         engine: &mut Engine<SqlStore<Session>, Guarded>,
@@ -387,7 +387,7 @@ impl Relay<'_> {
     }
 }
 
-/// Takes the byte that tells of outcomes; whoever takes the outcomes does not miss it.
+/// Takes the byte that tells of outcomes; the engine takes outcomes without it.
 async fn readable(outcomes: &UnixStream) {
     while outcomes.readable().await.is_ok() {
         if outcomes.try_read(&mut [0]).is_ok() {
@@ -396,7 +396,7 @@ async fn readable(outcomes: &UnixStream) {
     }
 }
 
-/// Where nobody rings: the time until it looks for something new.
+/// The time until it looks for something new, where nobody rings.
 fn next_look(last: Instant, in_flight: usize) -> Duration {
     let every = match in_flight {
         0 => LOOK_WHILE_IDLE,

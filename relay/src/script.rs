@@ -1,5 +1,5 @@
-//! The schema of the extension as a script for a database that has no library: the files of `sql/`, with those of
-//! `sql/portable/` in the place of others of the same name.
+//! The schema of the extension as a script for a database that has no library: the files of `sql/`, where a file of
+//! `sql/portable/` replaces the one of the same name.
 
 include!(concat!(env!("OUT_DIR"), "/sql.rs"));
 
@@ -26,8 +26,8 @@ impl Release {
         self.adapt(files.collect(), owner)
     }
 
-    /// The script that makes the schema of another version that of this one: the changes of the tables since, and all that can be
-    /// run again. Nothing where that version is a later one.
+    /// The script that makes the schema of another version that of this one: the changes of the tables since, and all
+    /// files that can be run again. Nothing where that version is a later one.
     pub fn upgrade(&self, from: &str, owner: &str) -> Option<String> {
         if number(from)? > number(self.version)? {
             return None;
@@ -45,8 +45,8 @@ impl Release {
         Some(self.adapt(texts.chain(again).collect(), owner))
     }
 
-    /// The program makes the schema itself, and only the tables of an extension are marked for dumps. The owner is named
-    /// as a literal where a rule depends on it.
+    /// The program makes the schema itself, and only the tables of an extension are marked for dumps. The owner is
+    /// named as a literal where a rule depends on it.
     fn adapt(&self, texts: Vec<&str>, owner: &str) -> String {
         let is_of_extension = |line: &&str| {
             line.starts_with("SELECT pg_catalog.pg_extension_config_dump(")

@@ -29,13 +29,13 @@ const PROTOCOL_VIOLATION: &str = "08P01";
 const INVALID_AUTHORIZATION_SPECIFICATION: &str = "28000";
 const SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION: &str = "08001";
 
-/// A statement takes milliseconds, and the slowest disk some seconds. Keepalives find a server that is gone sooner than this; but
-/// not one behind a proxy that is there itself.
+/// A statement takes milliseconds, and the slowest disk some seconds. Keepalives find a server that is gone sooner
+/// than this; but not one behind a proxy that is there itself.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
-/// A commit waits for the disk at least, or a crash would undo what was sent. lock_timeout is below deadlock_timeout, so
-/// that in a deadlock it is not a person who loses. The server ends the session of a relay that is cut off after about 5 s, idle or
-/// not; where its system has no such option it ignores it. transaction_timeout is there from PostgreSQL 17 on.
+/// A commit waits for the disk at least, or a crash would undo outcomes. lock_timeout is below deadlock_timeout, so
+/// that in a deadlock no person loses. The server ends the session of a relay that is cut off after about 5 s, idle
+/// or not; where its system has no such option it ignores it. transaction_timeout is there from PostgreSQL 17 on.
 const PREPARE: &str = "
     SET search_path = pg_catalog, pg_temp;
     SET default_transaction_isolation = 'read committed';
@@ -81,7 +81,7 @@ impl Session {
         runtime.block_on(Session::open(runtime, config, tls, Arc::default()))
     }
 
-    /// The same for those who wait for something else meanwhile. Each answer ends the silence.
+    /// The same for callers that wait for something else meanwhile. Each answer ends the silence.
     pub async fn open<T>(
         runtime: &Rc<Runtime>,
         config: &Config,
@@ -122,7 +122,7 @@ impl Session {
         })
     }
 
-    /// Sets what the engine relies on, whatever the server, the database and the role have set.
+    /// Sets the settings that the engine relies on, whatever the server, the database and the role have set.
     pub fn prepare(&self) -> Result<(), Trouble> {
         self.execute(PREPARE)
     }
@@ -143,7 +143,7 @@ impl Session {
         self.client.is_closed() || self.is_given_up()
     }
 
-    /// There was no answer within any reasonable time.
+    /// Whether there was no answer within any reasonable time.
     pub fn is_given_up(&self) -> bool {
         self.given_up.get()
     }
@@ -165,7 +165,7 @@ impl Session {
         self.execute("")
     }
 
-    /// Runs statements that nobody asks anything of.
+    /// Runs statements that return nothing.
     pub fn execute(&self, script: &str) -> Result<(), Trouble> {
         self.answer(self.client.batch_execute(script), Session::unanswered)
     }
@@ -237,7 +237,7 @@ impl Session {
         Ok(prepared)
     }
 
-    /// Of a statement that the server has not been asked to execute.
+    /// The trouble of a statement that the server has not been asked to execute.
     fn not_sent(&self, error: &Error) -> Trouble {
         match error.as_db_error() {
             Some(_) => refused(error, CONNECTION_DOES_NOT_EXIST),
@@ -245,7 +245,8 @@ impl Session {
         }
     }
 
-    /// Of a statement that it may have executed. A server that ends the session may do so after the commit.
+    /// The trouble of a statement that the server may have executed. A server that ends the session may do so after
+    /// the commit.
     fn unanswered(&self, error: &Error) -> Trouble {
         let severity = error
             .as_db_error()
@@ -297,7 +298,7 @@ impl Connection for Session {
         match self.answer(question, Session::unanswered) {
             Ok(rows) => rows.iter().map(values).collect(),
             Err(trouble) => {
-                // An upgrade may have made it another one.
+                // An upgrade may have replaced it.
                 self.statements.remove(statement);
                 Err(trouble)
             }
@@ -334,7 +335,7 @@ pub fn described(error: &Error) -> String {
     innermost.to_string()
 }
 
-/// The types are said, not left to the server: it would take a text that is cast for what it is cast to.
+/// The types are said, not left to the server: it would take a text that is cast for the type of the cast.
 fn type_of(parameter: &Parameter<'_>) -> Type {
     match parameter {
         Parameter::Int(_) => Type::INT4,
@@ -378,7 +379,7 @@ impl ToSql for Sent<'_> {
     to_sql_checked!();
 }
 
-/// Of a type that the engine does not ask for it is nothing, as over SPI.
+/// A value of a type that the engine does not ask for is nothing, as over SPI.
 fn values(row: &Row) -> Result<Vec<Value>, Trouble> {
     let value = |(place, column): (usize, &tokio_postgres::Column)| {
         Ok(match *column.type_() {

@@ -17,7 +17,7 @@ pub struct Settings {
     pub poll_interval: Duration,
     pub stale_after: Duration,
     pub longest_silence: Duration,
-    /// Where the database lets anything be sent.
+    /// The networks that the database lets anything be sent to.
     pub network: Network,
 }
 

@@ -1,20 +1,22 @@
 //! How long the relay may begin requests without an answer of the database.
 //!
-//! A relay that is cut off has claims in hand, and the server gives its shares and claims to another sender when it finds the
-//! session ended. The relay cannot know when that is: the server may see the network fail, restart, or be told to end the session.
-//! So the relay goes by its own clock alone:
+//! A relay that is cut off has claims in hand, and the server gives its shares and claims to another sender when it
+//! finds the session ended. The relay cannot know when that is: the server may see the network fail, restart, or be
+//! told to end the session. So the relay goes by its own clock alone:
 //!
-//! - Each answer allows it to begin requests for a while, counted from when the *question* was sent: the session was alive then.
+//! - Each answer allows it to begin requests for a while, counted from when the *question* was sent: the session was
+//!   alive then.
 //! - When that while is over, it takes back every request of which no byte is on the wire, and begins none.
 //! - Another sender waits for `webhook.longest_silence()` after it has found the session ended (sql/35_senders.sql).
 //!
-//! A session answers nothing after its end, so the last question that it answered was sent before, and the silence of the relay is
-//! over before the other's wait is. No TCP timeout is part of that: keepalives only make both sides notice sooner. The relay uses
-//! three quarters of the time, so that a thread that gets no processor for a moment is not late. A process that was stopped for
-//! longer (a debugger, a suspended machine) can still send what it was about to write; the fence and the event's id, which stays the
-//! same, are there for that.
+//! A session answers nothing after its end, so the last question that it answered was sent before, and the silence of
+//! the relay is over before the other's wait is. No TCP timeout is part of that: keepalives only make both sides
+//! notice sooner. The relay uses three quarters of the time, so that a thread that gets no processor for a moment is
+//! not late. A process that was stopped for longer (a debugger, a suspended machine) can still send the request that
+//! it was about to write; the fence and the event's id, which stays the same, are there for that.
 //!
-//! While requests are in flight the relay asks at least every quarter of the time; while it is idle silence means nothing.
+//! While requests are in flight the relay asks at least every quarter of the time; while it is idle silence means
+//! nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +31,7 @@ use webhook_engine::Wire;
 use crate::log;
 
 pub struct Silence {
-    /// When the last question was sent that was answered.
+    /// When the last question that was answered was sent.
     since: watch::Sender<Option<Instant>>,
     longest_ms: AtomicU64,
 }
@@ -44,7 +46,7 @@ impl Default for Silence {
 }
 
 impl Silence {
-    /// As the database says.
+    /// The time that the database allows.
     pub fn allow(&self, longest: Duration) {
         let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         self.longest_ms.store(longest, Ordering::Relaxed);
@@ -60,7 +62,7 @@ impl Silence {
         self.longest() / 4
     }
 
-    /// Not before the database has said how long it may be.
+    /// Whether it is time to ask; not before the database has said how long the silence may be.
     pub fn calls_for_question(&self) -> bool {
         let lasts = self.lasts_since(*self.since.borrow());
         !self.longest().is_zero() && lasts >= self.ask_after()
@@ -111,7 +113,7 @@ impl Guarded {
         self.pool.set_up(setup);
     }
 
-    /// The engine learns of what was taken back when it withdraws.
+    /// The engine learns of these requests when it withdraws.
     pub fn has_taken_back(&self) -> bool {
         !lock(&self.taken_back).is_empty()
     }
@@ -126,7 +128,7 @@ impl Drop for Guarded {
 impl Wire for Guarded {
     fn submit(&self, limits: &[(i32, usize)], attempts: Vec<Attempt>) {
         if self.silence.is_too_long() {
-            // Those that wait would not hear of these limits.
+            // Waiting attempts would not hear of these limits.
             let waiting = self.pool.withdraw(|_| true);
             let keys = attempts.iter().map(|attempt| attempt.key);
             lock(&self.taken_back).extend(waiting.into_iter().chain(keys));

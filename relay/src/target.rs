@@ -177,7 +177,7 @@ fn tls(
     let (ssl_mode, check) = match mode.unwrap_or("prefer") {
         "disable" => (SslMode::Disable, Check::Nothing),
         "allow" | "prefer" => (SslMode::Prefer, Check::Nothing),
-        // As libpq: whoever names certificate authorities wants them asked.
+        // As in libpq, a connection that names certificate authorities wants them asked.
         "require" if roots.is_none() && file.is_none() => (SslMode::Require, Check::Nothing),
         "require" | "verify-ca" => (SslMode::Require, Check::Authority),
         "verify-full" => (SslMode::Require, Check::AuthorityAndName),

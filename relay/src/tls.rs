@@ -31,7 +31,7 @@ pub enum Check {
 pub struct Tls(TlsConnector);
 
 impl Tls {
-    /// Nobody in between reads along who only listens.
+    /// Keeps out people in between who only listen.
     pub fn unchecked() -> Result<Tls, String> {
         let provider = Arc::new(ring::default_provider());
         Tls::with(Arc::new(Unchecked(provider)))
@@ -135,7 +135,7 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
-        // The name is what it looks at last.
+        // The verifier looks at the name last.
         match (self.0).verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
             Err(Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
                 Ok(ServerCertVerified::assertion())

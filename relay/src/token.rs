@@ -1,4 +1,4 @@
-//! The token of those who may see figures from another machine.
+//! The token of clients that may see figures from another machine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 
 const SHORTEST: usize = 16;
 
-/// Not on the command line, which other users of the machine see.
+/// The command line would not do: other users of the machine see it.
 pub const VARIABLE: &str = "WEBHOOK_RELAY_TOKEN";
 
 #[derive(Clone)]
@@ -33,7 +33,7 @@ impl Token {
         Ok(Token(text.as_bytes().into()))
     }
 
-    /// By `Bearer`, as scrapers give it, or by `Basic` as the password of any user, as browsers do.
+    /// Takes `Bearer`, as scrapers give it, or `Basic` with the token as the password of any user, as browsers do.
     pub fn is_given_by(&self, authorization: &[u8]) -> bool {
         let Some(space) = authorization.iter().position(|byte| *byte == b' ') else {
             return false;
@@ -53,7 +53,7 @@ impl Token {
             && colon.is_some_and(|colon| self.is(&login[colon + 1..]))
     }
 
-    /// Takes the same time wherever they differ.
+    /// Takes the same time wherever the two differ.
     fn is(&self, given: &[u8]) -> bool {
         self.0.ct_eq(given).into()
     }

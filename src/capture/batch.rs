@@ -12,7 +12,7 @@ const MAX_BYTES: usize = 16 * 1024 * 1024;
 pub struct Batch<'a> {
     event_type: &'a CStr,
     only_warns: bool,
-    /// Of the events below.
+    /// The memory of the events below.
     context: PgMemoryContexts,
     events: Vec<Event>,
     bytes: usize,
@@ -84,7 +84,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// None where no event has one.
+/// None where no event has such a text.
 ///
 /// # Safety
 /// They are text.

@@ -1,12 +1,13 @@
 //! Keys that are made of a row: `schema/table/value/value`.
 //!
-//! No two lists of values make the same key, nor do two tables, unless they report the same name: a `/` in a part is written
-//! `%2F`, and `%` is `%25`. A key that webhook_emit() would refuse, because it is too long or has control characters, is its
-//! SHA-256 instead. That has no `/`, and so is no key of other values; and no error has to say what is in the row.
+//! No two lists of values make the same key, nor do two tables, unless they report the same name: a `/` in a part is
+//! written `%2F`, and `%` is `%25`. A key that webhook_emit() would refuse, because it is too long or has control
+//! characters, is its SHA-256 instead. A hash has no `/`, and so is no key of other values; and no error has to show
+//! values of the row.
 
 use sha2::{Digest, Sha256};
 
-/// As `webhook.require_key()` has it.
+/// The limit of `webhook.require_key()`.
 const MAX_CHARACTERS: usize = 200;
 
 pub fn of<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {

@@ -1,4 +1,4 @@
-//! The second argument of `webhook_trigger()`: which columns, whose tenant, which keys, and under which name, as JSON.
+//! The second argument of `webhook_trigger()`, as JSON: columns, tenant, keys and the name of the table.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +20,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// `None` for anything that `webhook_watch()` would not write: an option that is ignored could be a column that leaks.
+    /// `None` for anything that `webhook_watch()` would not write: an option that is ignored could be a column that
+    /// leaks.
     pub fn parse(text: &str) -> Option<Options> {
         let mut object: Map<String, Value> = serde_json::from_str(text).ok()?;
         let mut options = Options {

@@ -10,7 +10,7 @@ use pgrx::{FromDatum, PgMemoryContexts, PgSqlErrorCode};
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
-/// In the memory of the row that it was made of.
+/// An event lives in the memory of the row that it was made of.
 pub struct Event {
     /// jsonb
     pub payload: Datum,
@@ -28,14 +28,14 @@ pub struct Payloads {
     choice: OnceCell<Choice>,
 }
 
-/// The columns of the table, by what they are for.
+/// The columns of the table, by their use.
 struct Choice {
     shown: Shape,
     compared: Option<Shape>,
     tenant: Option<TextColumn>,
     ordering_key: Option<Vec<TextColumn>>,
     coalesce_key: Option<Vec<TextColumn>>,
-    /// So many columns, from the first one on, have all that are needed.
+    /// How many columns, from the first one on, include all that are needed.
     wanted: usize,
 }
 
@@ -47,7 +47,7 @@ struct TextColumn {
 }
 
 impl Payloads {
-    /// All that is prepared lives in this context.
+    /// The context holds everything that is prepared for the statement.
     pub fn new(options: Options, context: pg_sys::MemoryContext) -> Payloads {
         // SAFETY: the context outlives this.
         let (to_jsonb, payload) = unsafe {
@@ -71,7 +71,8 @@ impl Payloads {
         }
     }
 
-    /// How many columns of a row are read. Columns are chosen at the first row, so that a statement without rows needs none.
+    /// How many columns of a row are read. Columns are chosen at the first row, so that a statement without rows
+    /// needs none.
     pub fn wanted_columns(&self, firing: &Firing<'_>, has_rows: bool) -> usize {
         if !has_rows {
             return 0;
@@ -86,7 +87,7 @@ impl Payloads {
         self.choice.get_or_init(choose).wanted
     }
 
-    /// `None` where none of the columns has changed of which one must.
+    /// None where an update has changed none of the columns of which one must change.
     ///
     /// # Safety
     /// The rows are of the firing's table, and have the wanted columns.
@@ -185,7 +186,7 @@ impl Payloads {
         }
     }
 
-    /// As `->>` has it.
+    /// Text as `->>` has it.
     ///
     /// # Safety
     /// The row has the column.
@@ -213,8 +214,9 @@ impl Payloads {
     }
 }
 
-/// Of columns that are kept out, the ones that nothing needs are not read: nothing in them can be too large, or fail to be
-/// JSON. A column that is not there may have another name now: rather no event than one with what was to be kept out.
+/// Columns that are kept out and that nothing else needs are not read: nothing in them can be too large, or fail to
+/// be JSON. A column that is not there may have another name now: no event is better than one with values that were
+/// to be kept out.
 ///
 /// # Safety
 /// The description is that of the table.

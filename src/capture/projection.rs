@@ -1,10 +1,10 @@
 //! Rows in built-in types alone, so that the server's `to_jsonb()` finds no cast of a user to run.
 //!
-//! `to_jsonb()` looks casts up as it meets types, and a cast to json of a user's type is code of that type's owner. So the
-//! rows that it gets have no such type, at any depth: domains are their base types, composite values anonymous records, and
-//! any other user-defined value is what a cast of a superuser made of it (those of hstore or PostGIS are such), or else its
-//! text, which `to_jsonb()` would have taken too. Checking the casts and then handing over the value itself would leave a gap
-//! in which the owner makes another.
+//! `to_jsonb()` looks casts up as it meets types, and a cast to json of a user's type is code of that type's owner.
+//! So the rows that it gets have no such type, at any depth: domains are their base types, composite values anonymous
+//! records. Any other user-defined value goes through a cast of a superuser (those of hstore or PostGIS are such), or
+//! else becomes its text, which `to_jsonb()` would have taken too. Checking the casts and then handing over the value
+//! itself would leave a gap in which the owner makes another.
 
 use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -23,7 +23,8 @@ impl Row<'_> {
     }
 }
 
-/// How values of a type become values of a built-in one. What it points to lives in the memory context that it was made in.
+/// How values of a type become values of a built-in one. The functions live in the memory context that it was made
+/// in.
 pub enum Projection {
     Keep(Oid),
     /// By the output function of the type.
@@ -66,7 +67,7 @@ impl Element {
 }
 
 impl Projection {
-    /// The rules of `json_categorize_type()` in the server, but for whose cast it is.
+    /// Follows the rules of `json_categorize_type()` in the server, but for the owner of the cast.
     pub fn of(type_oid: Oid) -> Projection {
         // SAFETY: lookups in the catalog, about a type of a table that is in use.
         unsafe {
@@ -104,7 +105,7 @@ impl Projection {
         }
     }
 
-    /// Of what it makes. Elements of arrays say their type themselves, and not every type has arrays.
+    /// The type of the result. Elements of arrays say their type themselves, and not every type has arrays.
     pub fn type_oid(&self) -> Oid {
         match self {
             Projection::Keep(oid) => *oid,
@@ -218,7 +219,7 @@ fn cast_of_a_superuser(type_oid: Oid) -> Option<Oid> {
         }
         let procedure: *const pg_sys::FormData_pg_proc = pg_sys::GETSTRUCT(row).cast();
         let owner = (*procedure).proowner;
-        // One that takes anything would ask for a type that it is not told.
+        // A function that takes any type would ask for a type that it is not told.
         let is_for_this_type = (*procedure).pronargs == 1
             && (*procedure).proargtypes.values.as_slice(1)[0] == type_oid;
         pg_sys::ReleaseSysCache(row);
@@ -243,7 +244,7 @@ pub struct Attribute<'a> {
     pub is_virtual: bool,
 }
 
-/// The columns that there are; those that were dropped keep their places.
+/// The columns that there are; dropped columns keep their places.
 ///
 /// # Safety
 /// `description` is valid, and outlives the names.
@@ -321,7 +322,8 @@ pub fn record_of(fields: &[(&CStr, Oid)]) -> pg_sys::TupleDesc {
     }
 }
 
-/// A composite value that is only read, in memory: what is stored out of line stays there until it is needed.
+/// A composite value that is only read, in memory: values that are stored out of line stay there until they are
+/// needed.
 ///
 /// # Safety
 /// One value for each attribute of the description, which is that of a record.

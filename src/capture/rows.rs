@@ -3,15 +3,14 @@
 use super::projection::Row;
 use pgrx::pg_sys;
 
-/// Holds a row.
 #[derive(Clone, Copy)]
 pub struct Slot(pub *mut pg_sys::TupleTableSlot);
 
 impl Slot {
-    /// Its first columns, this many. Values that are stored out of line are not fetched.
+    /// This many columns, from the first one on. Values that are stored out of line are not fetched.
     ///
     /// # Safety
-    /// The slot holds a row of at least as many columns, and outlives what is returned.
+    /// The slot holds a row of at least as many columns, and outlives the result.
     pub unsafe fn row<'a>(self, columns: usize) -> Row<'a> {
         // SAFETY: the server takes the tuple apart as far as it is asked to.
         unsafe {
@@ -27,7 +26,8 @@ impl Slot {
     }
 }
 
-/// A transition table, read from its beginning. Other triggers of the statement read it too, each with a pointer of its own.
+/// A transition table, read from its beginning. Other triggers of the statement read it too, each with a pointer of
+/// its own.
 pub struct TransitionTable {
     store: *mut pg_sys::Tuplestorestate,
     pointer: i32,

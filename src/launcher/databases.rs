@@ -1,11 +1,11 @@
-//! The databases that could have a worker, and as which role it would connect. Read by a scan of the shared
-//! catalog, as autovacuum does: without a database there is no SQL.
+//! The databases that could have a worker, and the role that it would connect as. They are read by a scan of the
+//! shared catalog, as autovacuum does: without a database there is no SQL.
 
 use crate::owner::{self, Problem};
 use pgrx::prelude::*;
 use std::ffi::CStr;
 
-/// The server's DATCONNLIMIT_INVALID_DB: what an interrupted DROP DATABASE leaves behind.
+/// The server's DATCONNLIMIT_INVALID_DB: an interrupted DROP DATABASE leaves such a database behind.
 const INVALID_DATABASE: i32 = -2;
 
 pub struct Database {
@@ -18,7 +18,7 @@ pub fn connectable() -> Vec<Database> {
     in_transaction(|| owner::find().map_or_else(Vec::new, |_| scan()))
 }
 
-/// As which role a worker connects to it, or why none can.
+/// The role that a worker connects to it as, or why it cannot connect.
 pub fn role_for(database: &Database) -> Result<pg_sys::Oid, Problem> {
     in_transaction(|| {
         let role = owner::find().ok_or_else(|| Problem {

@@ -21,9 +21,9 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 pub struct Line {
     /// The databases that want a worker now, in their order.
     pub waiting: Vec<pg_sys::Oid>,
-    /// When the next one will.
+    /// When the next database will want one.
     pub next: Duration,
-    /// The one that made room for others first, of those that need no worker now.
+    /// The database that made room first, among those that need no worker now.
     pub resting: Option<pg_sys::Oid>,
     pub all_have_workers: bool,
 }
@@ -79,7 +79,7 @@ fn wanted_at(slot: &Slot) -> Duration {
     }
 }
 
-/// None after a clean end, then half a second doubling to a minute.
+/// Nothing after a clean end, then half a second doubling to a minute.
 fn backoff(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,
@@ -92,8 +92,8 @@ fn is_alive(pid: i32) -> bool {
     unsafe { !pg_sys::BackendPidGetProc(pid).is_null() }
 }
 
-/// The postmaster has no process for those who wait: asks as many workers for their places, those without
-/// work first, and of them the one that has had its place for longest.
+/// The postmaster has no process for the databases that wait: asks as many workers for their places, idle workers
+/// first, and among them the one that has had its place for longest.
 pub fn make_room(registry: &mut Registry, waiting: &[pg_sys::Oid], now: Duration) {
     registry.places = registry.places.max(registry.workers());
     let mut asked = 0;

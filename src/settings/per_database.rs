@@ -31,7 +31,7 @@ unsafe extern "C-unwind" {
 pub struct ServerSettings(HashMap<CString, (CString, pg_sys::GucSource::Type)>);
 
 impl ServerSettings {
-    /// Before the process connects.
+    /// Called before the process connects.
     pub fn note() -> Self {
         let settings = resettable().map(|setting| {
             // SAFETY: main thread; the setting is one of the server's, and its text is copied and freed.
@@ -49,7 +49,7 @@ impl ServerSettings {
         ServerSettings(settings.collect())
     }
 
-    /// Between transactions: takes back what was set for database and role.
+    /// Takes back the settings of database and role, between transactions.
     pub fn restore(&self) {
         use pg_sys::GucSource::PGC_S_DYNAMIC_DEFAULT;
         for setting in resettable() {
@@ -85,8 +85,8 @@ impl ServerSettings {
     }
 }
 
-/// Inside a transaction: what the server does when a process connects. The right to set a value was checked
-/// when it was set, and the session's own settings (`store::prepare_session`) stay.
+/// Applies them inside of a transaction, as the server does when a process connects. The right to set a value was
+/// checked when it was set, and the session's own settings (`store::prepare_session`) stay.
 pub fn apply() {
     use pg_sys::GucSource::{PGC_S_DATABASE, PGC_S_DATABASE_USER, PGC_S_GLOBAL, PGC_S_USER};
     let lock = pg_sys::AccessShareLock as i32;
@@ -111,7 +111,7 @@ fn is_per_database(source: pg_sys::GucSource::Type) -> bool {
     (PGC_S_GLOBAL..=PGC_S_DATABASE_USER).contains(&source)
 }
 
-/// Those that a database can have a value of, and that can change while a process runs.
+/// Settings that a database can have a value of, and that can change while a process runs.
 fn resettable() -> impl Iterator<Item = *mut pg_sys::config_generic> {
     use pg_sys::GucContext::{PGC_SUSET, PGC_USERSET};
     pg_compat::all_settings().into_iter().filter(|setting| {

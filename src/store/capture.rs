@@ -1,4 +1,4 @@
-//! The calls of the trigger function, in the session and the transaction of whoever writes a table.
+//! The calls of the trigger function, in the session and the transaction that write a table.
 
 use pgrx::datum::DatumWithOid;
 use pgrx::prelude::*;
@@ -53,7 +53,7 @@ pub fn emit_changes(changes: &Changes) -> Result<(), spi::Error> {
     Spi::connect_mut(|client| run(client, &EMIT, &changes.arguments()).map(drop))
 }
 
-/// Says how many events were lost in all, counting those that were before, and why the last of them.
+/// Says how many events were lost in all, counting earlier ones, and why the last of them.
 pub fn emit_possible_changes(
     changes: &Changes,
     lost: i64,

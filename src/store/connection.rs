@@ -27,7 +27,7 @@ impl Connection for SpiConnection {
                 let plan = client.prepare(statement, &types)?.keep();
                 self.plans.insert(statement, plan);
             }
-            // As for a SELECT that writes nothing: it takes a transaction id only when one of its functions writes.
+            // Run like a SELECT that writes nothing: it takes a transaction id only when one of its functions writes.
             let rows = client.select(&self.plans[statement], None, &arguments)?;
             if rows.is_empty() {
                 return Ok(Vec::new());

@@ -1,5 +1,5 @@
-//! The calls that the install script cannot make itself. A right that is given in a script is noted by the server as one that
-//! the object has from the extension: no dump carries it, and from 17 on the note of a right to the database outlives the
+//! The calls that the install script cannot make itself. The server notes a right that a script gives as one that the
+//! object has from the extension: no dump carries it, and from 17 on the note of a right to the database outlives the
 //! extension, so that DROP ROLE fails.
 
 use pgrx::prelude::*;
@@ -13,7 +13,7 @@ pub fn grant_connect() {
     run_as_if_outside(&statement.unwrap_or_default());
 }
 
-/// Gives roles what their levels have gained by an upgrade.
+/// Gives roles the rights that their levels have gained by an upgrade.
 pub fn renew_grants() {
     run_as_if_outside("SELECT webhook.renew_levels()");
 }

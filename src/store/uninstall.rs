@@ -31,7 +31,7 @@ pub fn withdraw_grants() {
     called.unwrap_or_else(|error| error!("{error}"));
 }
 
-/// With the rights of the database's owner, who has given it.
+/// Runs with the rights of the database's owner, who has given the right.
 pub fn revoke_connect() {
     let sql = "SELECT pg_catalog.format('REVOKE CONNECT ON DATABASE %I FROM webhook_owner', pg_catalog.current_database())";
     if let Some(statement) = value::<String>(sql, &[]) {

@@ -8,7 +8,7 @@ use webhook_engine::{TooFew, allow_open_files};
 /// The setting that the last warning was about, so that each is told once.
 static SAID: AtomicUsize = AtomicUsize::new(0);
 
-/// As many of these requests as may have a socket.
+/// How many of these requests may have a socket.
 pub fn allow(wanted: usize) -> usize {
     let Err(TooFew { allowed, limit }) = allow_open_files(wanted) else {
         return wanted;

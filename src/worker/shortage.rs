@@ -10,15 +10,15 @@ const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub struct Shortage {
-    /// When to look whether there is memory again, where it is short.
+    /// When to look for memory again, while it is short.
     next_reserve: Option<Instant>,
-    /// Something was in flight since memory was last given back.
+    /// Whether something was in flight since memory was last given back.
     was_busy: bool,
 }
 
 impl Shortage {
-    /// Where memory is short nothing is claimed until the reserve can be taken anew; what is in flight has that long to
-    /// end.
+    /// While memory is short nothing is claimed until the reserve can be taken anew; requests in flight have that
+    /// long to end.
     pub fn look_for_memory<S: Store, W: Wire>(
         &mut self,
         engine: &mut Engine<S, W>,
@@ -59,7 +59,7 @@ impl Shortage {
         }
     }
 
-    /// The allocator keeps what was freed, and would keep the largest burst that ever was.
+    /// The allocator keeps freed memory, and would keep the largest burst that ever was.
     pub fn give_back_memory(&mut self, in_flight: usize) {
         if in_flight == 0 && std::mem::take(&mut self.was_busy) {
             memory::give_back();

@@ -1,4 +1,4 @@
-//! What a worker waits for: its latch, the outcomes of its pool, and the end of the server.
+//! The events that a worker waits for: its latch, the outcomes of its pool, and the end of the server.
 //!
 //! The set is made once. WaitLatchOrSocket makes one for each call, and ends a worker that may open no more files.
 

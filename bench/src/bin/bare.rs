@@ -1,6 +1,5 @@
-//! The bare client: hyper on tokio's current-thread runtime, the same signed bodies, and nothing that is
-//! stored. It is what a sender on one thread can reach at most. It takes the same order as the peers:
-//! peers/common.js.
+//! The bare client: hyper on tokio's current-thread runtime, the same signed bodies, and nothing that is stored. A
+//! sender on one thread can reach this rate at most. It takes the same order as the peers: peers/common.js.
 
 use std::cell::Cell;
 use std::io::{self, BufRead};

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use ipnet::IpNet;
 
-/// The first that contains an address says what it is.
+/// The first range that contains an address says what kind it is.
 const SPECIAL_PURPOSE: [(&str, &str); 29] = [
     ("0.0.0.0/8", "an unspecified address"),
     ("10.0.0.0/8", "a private address"),
@@ -43,7 +43,7 @@ const SPECIAL_PURPOSE: [(&str, &str); 29] = [
 
 const PUBLIC_IPV6: &str = "2000::/3";
 
-/// Translates to any IPv4 address. With DNS64, names that have only those resolve to it.
+/// Translates to any IPv4 address. With DNS64, names that have only IPv4 addresses resolve to it.
 const NAT64: &str = "64:ff9b::/96";
 
 struct Ranges {
@@ -63,8 +63,8 @@ static RANGES: LazyLock<Ranges> = LazyLock::new(|| {
     }
 });
 
-/// The IPv4 address that `address` stands for, if it does. Forms in which one is embedded and that no
-/// public service is reached by (6to4, Teredo, IPv4-compatible, local NAT64) are not unwrapped but special.
+/// The IPv4 address that `address` stands for, if it does. Forms in which one is embedded and that no public service
+/// is reached by (6to4, Teredo, IPv4-compatible, local NAT64) are not unwrapped but special.
 pub(super) fn unwrapped(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else {
         return address;

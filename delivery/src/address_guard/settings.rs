@@ -21,7 +21,7 @@ impl Networks {
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// Of two networks one is inside the other, or they have nothing in common.
+    /// Two networks have nothing in common, or one is inside the other.
     pub(super) fn shared_with(&self, other: &Networks) -> Networks {
         let inside = |these: &Networks, those: &Networks| {
             let is_inside = |network: &&IpNet| those.0.iter().any(|that| that.contains(*network));

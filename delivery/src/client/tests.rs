@@ -31,9 +31,10 @@ use crate::roots::Roots;
 use crate::stopwatch::Stopwatch;
 use crate::{body, request, threads};
 
-/// Of what is to end with its timeout.
+/// The timeout of attempts that are to end with it.
 const SHORT: Duration = Duration::from_millis(300);
-/// Of what is to end with it after something has come in time, also where the process is stopped for a moment.
+/// The timeout of attempts that end with it only after something has come in time, also where the process is stopped
+/// for a moment.
 const AMPLE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -130,7 +131,7 @@ fn server_answering(
     })
 }
 
-/// How the attempt ended, which was with its timeout.
+/// The result of an attempt that ended with its timeout.
 #[track_caller]
 fn ending_in_time(attempt: &Attempt, timeout: Duration) -> Result<Response, Failure> {
     let client = client();

@@ -63,7 +63,7 @@ impl Signature {
     }
 }
 
-/// What is still to be read, with or without spaces before it.
+/// The text that is still to be read, with or without spaces before it.
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {

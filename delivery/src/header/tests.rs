@@ -69,7 +69,7 @@ fn a_header_that_is_one_missing_value_is_left_out() {
     }
 }
 
-/// By `openssl dgst -sha256 -hmac`.
+/// The value is that of `openssl dgst -sha256 -hmac`.
 #[test]
 fn signatures_are_those_of_openssl() {
     let of_body = "e6416d07bfe8709e7df1eac7ac9684b962b42f921b04f5ee467d3cb77d53713a";
@@ -198,7 +198,7 @@ fn what_is_wrong_is_said_with_the_placeholder_and_the_remedy() {
     assert_eq!(problem("sha256={{hmac_hex(body)}} {{{{x}}"), None);
 }
 
-/// Whatever a value and a payload are, there is a header, none, or a reason, and no panic.
+/// Any value and any payload give a header, none, or a reason, and no panic.
 #[test]
 fn no_value_and_no_payload_panics() {
     const SCRAPS: [&str; 24] = [

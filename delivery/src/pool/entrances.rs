@@ -1,6 +1,6 @@
-//! Where attempts wait until their endpoint has room for them.
+//! The entrance of each endpoint, where attempts wait until the endpoint has room for them.
 //!
-//! Where a request has failed, none of those that wait follows by itself: the next limit says how many may, since the
+//! After a request has failed, no waiting attempt follows by itself: the next limit says how many may, since the
 //! endpoint may bear less than before.
 
 use std::collections::{HashMap, VecDeque};
@@ -10,9 +10,9 @@ use crate::attempt::Attempt;
 #[derive(Default)]
 pub struct Entrances {
     of_endpoints: HashMap<i32, Entrance>,
-    /// Endpoints of which something may begin.
+    /// Endpoints with attempts that may begin.
     open: Vec<i32>,
-    /// Those that no limit holds back.
+    /// Tests, which no limit holds back.
     tests: Vec<(u64, Attempt)>,
 }
 
@@ -33,7 +33,7 @@ impl Default for Entrance {
 }
 
 impl Entrances {
-    /// Until all that the endpoint has here have ended.
+    /// Holds until all attempts of the endpoint have ended.
     pub fn limit(&mut self, endpoint_id: i32, most: usize) {
         self.of_endpoints.entry(endpoint_id).or_default().most = most;
         self.open.push(endpoint_id);
@@ -51,7 +51,7 @@ impl Entrances {
         entrance.waiting.push_back((id, attempt));
     }
 
-    /// Begins all that there is room for. Those that `begin` does not want any more are dropped.
+    /// Begins all attempts that there is room for. Attempts that `begin` does not want any more are dropped.
     pub fn admit(&mut self, mut begin: impl FnMut(u64, Attempt) -> bool) {
         for (id, test) in self.tests.drain(..) {
             let entrance = self.of_endpoints.entry(test.key.endpoint_id).or_default();
@@ -72,7 +72,7 @@ impl Entrances {
         }
     }
 
-    /// Drops those that wait and were withdrawn.
+    /// Drops waiting attempts that were withdrawn.
     pub fn retain(&mut self, is_live: impl Fn(u64) -> bool) {
         self.tests.retain(|(id, _)| is_live(*id));
         self.of_endpoints.retain(|_, entrance| {
@@ -81,7 +81,7 @@ impl Entrances {
         });
     }
 
-    /// Until the next limit, if there is one now.
+    /// Lets nothing begin until the next limit, if there is one now.
     pub fn close(&mut self, endpoint_id: i32) {
         let entrance = self.of_endpoints.get_mut(&endpoint_id);
         if let Some(entrance) = entrance.filter(|entrance| entrance.most < usize::MAX) {
@@ -89,7 +89,7 @@ impl Entrances {
         }
     }
 
-    /// One that was under way has ended; says whether another may begin.
+    /// An attempt that was under way has ended; says whether another may begin.
     pub fn leave(&mut self, endpoint_id: i32) -> bool {
         let Some(entrance) = self.of_endpoints.get_mut(&endpoint_id) else {
             return false;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::loopback::attempt_to;
 
-    /// What begins now.
+    /// The attempts that begin now.
     fn begun(entrances: &mut Entrances) -> Vec<u64> {
         let mut begun = Vec::new();
         entrances.admit(|id, _| {

@@ -149,7 +149,7 @@ fn a_thousand_requests_to_a_peer_that_hangs_delay_no_other_and_all_come_out() {
     pool.submit((0..1000).map(|_| attempt_on(hung.clone())).collect());
     for _ in 0..10 {
         pool.submit((0..20).map(|_| attempt_on(healthy.clone())).collect());
-        // None of those that hang comes before them.
+        // None of the hanging ones comes before them.
         for outcome in collect(&pool, 20) {
             assert_eq!(outcome.key.endpoint_id, 2);
             assert_eq!(outcome.result.unwrap().status, 200);
@@ -342,7 +342,7 @@ fn dropping_the_pool_does_not_wait_and_ends_its_threads() {
     }
 }
 
-/// The signals that this thread takes, of those that can be blocked at all.
+/// The signals that this thread takes, among those that can be blocked at all.
 fn open_signals() -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("SigBlk:")).unwrap();
@@ -405,7 +405,7 @@ fn at_rest_the_thread_sleeps() {
     let thread = threads.recv().unwrap();
     let before = sleeps(thread);
     std::thread::sleep(Duration::from_secs(1));
-    // Once when it had done all, and if a server has hung up or a timer of the idle connections moves.
+    // It sleeps once when it has done all, and if a server has hung up or a timer of the idle connections moves.
     assert!(sleeps(thread) - before <= 5);
 }
 
@@ -430,7 +430,7 @@ fn starts_with_the_systems_certificates_and_resolver_and_takes_another_setup() {
     assert_eq!(collect(&pool, 1)[0].result.as_ref().unwrap().status, 200);
 }
 
-/// Looks names up at once, but for those that begin with `hang`: they take until the sender is dropped.
+/// Looks names up at once, but names that begin with `hang` take until the sender is dropped.
 fn lookup_that_hangs() -> (
     impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
     mpsc::Sender<()>,

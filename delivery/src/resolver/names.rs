@@ -21,7 +21,7 @@ pub(crate) struct Limits {
     pub prompt: Duration,
     pub fresh: Duration,
     pub usable: Duration,
-    /// While lookups hang.
+    /// An answer is kept this long while lookups hang.
     pub kept: Duration,
     pub failed: Duration,
 }
@@ -57,13 +57,13 @@ pub(super) struct Names {
 
 struct Name {
     good: Option<(Vec<IpAddr>, Instant)>,
-    /// Of the last lookup, if it failed.
+    /// The failure of the last lookup, if it failed.
     failure: Option<(Failure, Instant)>,
-    /// Of the last lookup.
+    /// The pace of the last lookup.
     was: Was,
     /// Since when it is in a lane, waiting or being looked up.
     in_lane: Option<Instant>,
-    /// Somebody is interested.
+    /// Until then somebody is interested.
     until: Instant,
     answered: Arc<Notify>,
 }
@@ -128,7 +128,7 @@ pub(super) struct Lookup {
 
 pub(super) enum Turn {
     Yours(Lookup),
-    /// If something waits, its turn may come after this time.
+    /// If a name waits, its turn may come after this time.
     Nobodys(Option<Duration>),
 }
 
@@ -170,7 +170,7 @@ impl Names {
         Some(self.by_host.get(host)?.answered.clone())
     }
 
-    /// Those in a lane stay: there are as many as fit.
+    /// Names in a lane stay: there are as many as fit.
     fn make_room(&mut self) -> Result<(), Failure> {
         if self.by_host.len() < self.limits.names {
             return Ok(());

@@ -19,7 +19,7 @@ fn resolver(lookup: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'st
     resolver_within(Limits::default(), lookup)
 }
 
-/// By a clock that the test moves.
+/// A resolver with a clock that the test moves.
 fn resolver_by(
     clock: &HandMoved,
     limits: Limits,
@@ -46,7 +46,7 @@ fn not_found() -> io::Result<Vec<IpAddr>> {
     Err(io::Error::other("Name or service not known"))
 }
 
-/// Looks names up at once, but for those that begin with `hang`: they take until the sender is dropped.
+/// Looks names up at once, but names that begin with `hang` take until the sender is dropped.
 struct Hanging {
     lookup: Box<Lookup>,
     release: mpsc::Sender<()>,
@@ -271,7 +271,7 @@ fn a_thousand_names_that_hang_delay_no_known_name_and_no_new_one_for_more_than_a
     }
 }
 
-/// What takes seconds each, in milliseconds.
+/// Milliseconds instead of seconds.
 const QUICK: Limits = Limits {
     prompt_threads: 12,
     slow_threads: 4,
@@ -296,7 +296,7 @@ fn threads_grow_to_the_cap_and_not_past_it_and_go_when_nothing_hangs() {
     for n in 0..100 {
         resolver.known(&format!("hang{n}.invalid"), PATIENCE);
     }
-    // Whenever all that is under way hangs, there is a turn for another.
+    // Whenever all lookups under way hang, there is a turn for another.
     for _ in 0..QUICK.prompt_threads {
         clock.pass(2 * QUICK.prompt);
         begun.recv_timeout(PATIENCE).unwrap();
@@ -304,7 +304,7 @@ fn threads_grow_to_the_cap_and_not_past_it_and_go_when_nothing_hangs() {
     clock.pass(2 * QUICK.prompt);
     let turn = resolver.0.lock().names.begin_next(clock.now());
     assert!(matches!(turn, Turn::Nobodys(_)));
-    // With the one that waits for a turn.
+    // One thread waits for a turn.
     assert_eq!(resolver.threads(), QUICK.prompt_threads + 1);
     drop(release);
     wait_until(|| begun.try_iter().count() == 0 && resolver.threads() == 0);

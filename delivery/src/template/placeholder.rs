@@ -1,4 +1,4 @@
-//! Placeholders: where `{{..}}` stands in a text, and which value of the event a path names.
+//! Placeholders: the places of `{{..}}` in a text, and the value of the event that a path names.
 
 const OPEN: &str = "{{";
 const CLOSE: &str = "}}";
@@ -10,7 +10,7 @@ const ROOTS: [&str; 5] = ["id", "type", "timestamp", "tenant", "data"];
 pub(super) const A_PATH: &str = "A placeholder is {{id}}, {{type}}, {{timestamp}}, {{tenant}}, {{data}} or a path below data such as \
                                  {{data.order.id}} or {{data.items.0.name}}.";
 
-/// What is wrong with a template, for the one who wrote it. It shows the placeholder and nothing else of the
+/// Reasons why a template is refused, for its author. A reason shows the placeholder and nothing else of the
 /// template, which may contain credentials.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -24,7 +24,7 @@ impl Problem {
         Problem { what, remedy }
     }
 
-    /// Of the placeholder that has `inside` between its braces.
+    /// The problem of the placeholder that has `inside` between its braces.
     pub(crate) fn of(inside: &str, what: &str, remedy: &'static str) -> Problem {
         let placeholder = match inside.contains(['{', '}']) {
             true => beginning(inside),
@@ -39,7 +39,7 @@ pub(crate) enum Part<'a, P> {
     Placeholder(P),
 }
 
-/// `read` gets what is between the braces.
+/// `read` gets the text between the braces.
 pub(crate) fn split<'a, P>(
     text: &'a str,
     read: impl Fn(&'a str) -> Result<P, Problem>,
@@ -100,14 +100,14 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(is_allowed)
 }
 
-/// Less than the keys of JSON may have: what other languages of templates mean something by is refused, and does not just
-/// find nothing.
+/// Less than the keys of JSON may have: characters that mean something in other languages of templates are refused,
+/// and do not just find nothing.
 fn is_allowed(c: char) -> bool {
     matches!(c, '_' | '-' | '$' | '@' | ':')
         || !(c.is_ascii_punctuation() || c.is_whitespace() || c.is_control())
 }
 
-/// A placeholder to the end of what might be one: what follows is none of its business.
+/// A placeholder up to where it might end: the text after that is none of its business.
 fn beginning(after: &str) -> String {
     let end = after.find(|c| !matches!(c, '.' | '{' | '}') && !is_allowed(c));
     shown(&after[..end.unwrap_or(after.len())])

@@ -25,7 +25,7 @@ fn render(template: &str) -> String {
     body
 }
 
-/// What a string value of a template becomes.
+/// The JSON that a string value of a template becomes.
 #[track_caller]
 fn assert_renders(string: &str, expected: &str) {
     assert_eq!(

@@ -64,7 +64,7 @@ impl Scene {
             .unwrap_or(0)
     }
 
-    /// Claims all that is granted; says how many of each.
+    /// Claims all deliveries that are granted; says how many of each endpoint.
     fn claim(&mut self, endpoints: &[i32]) -> HashMap<i32, usize> {
         let granted = self.wishes(endpoints);
         for (endpoint, count) in &granted {
@@ -229,7 +229,7 @@ fn attempts_in_any_second_are_no_more_than_the_rate_and_one_bucket() {
         scene.pass(10);
         scene.learn(1, limited.clone());
     }
-    // Five seconds: the bucket of the beginning, and what has come since.
+    // Five seconds: the bucket of the beginning, and the tokens that have come since.
     assert!((58..=60).contains(&sent.len()), "{}", sent.len());
     assert!(sent.windows(21).all(|window| window[20] - window[0] > 100));
 }
@@ -403,7 +403,7 @@ fn an_endpoint_that_was_well_before_this_sender_came_needs_no_room_of_newcomers(
     };
     scene.learn(12, well.clone());
     assert!(scene.wish(12) > 0);
-    // What this sender has seen itself counts more.
+    // An answer that this sender has seen itself counts more.
     scene.learn(11, CLOSED);
     scene
         .admission
@@ -412,7 +412,8 @@ fn an_endpoint_that_was_well_before_this_sender_came_needs_no_room_of_newcomers(
     assert_eq!(scene.wish(11), 0);
 }
 
-/// What an endpoint gets that takes so many milliseconds, after some round trips, and how much of it may be under way.
+/// How many claims an endpoint gets that takes so many milliseconds, after some round trips, and how many of them may
+/// be under way.
 fn claimed_for_one_that_takes(milliseconds: u64, due: Due) -> (usize, usize) {
     let mut scene = Scene::ahead(1000);
     scene.learn(1, due);
@@ -505,7 +506,7 @@ fn a_probe_waits_for_no_request_that_hangs() {
     assert_eq!(scene.admission.limit(1), usize::MAX);
 }
 
-/// An endpoint with a window of twenty, and as many again that wait, where twenty are all.
+/// An endpoint with a window of twenty, and as many claims again that wait, where twenty are all.
 fn a_busy_one() -> Scene {
     let mut scene = Scene::ahead(20);
     let twenty = Due {

@@ -310,7 +310,7 @@ fn an_endpoint_that_has_time_is_asked_for_when_its_time_has_come() {
     assert_eq!(agenda.earliest(now), hour);
     assert_eq!(asking(&agenda, now + hour), [7]);
 
-    // As with the others, what a look does not find any more has nothing queued.
+    // As with the others, an endpoint that a look does not find any more has nothing queued.
     agenda.look_after(now + POLL);
     agenda.looked_at(&Page::default(), now + POLL, Duration::ZERO, POLL);
     assert!(asking(&agenda, now + hour).is_empty());

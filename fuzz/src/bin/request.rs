@@ -1,8 +1,8 @@
-//! All that people write and we parse before a request is sent: URLs and the networks that they may lead to, headers,
-//! secrets, templates and payloads.
+//! Texts that people write and we parse before a request is sent: URLs and the networks that they may lead to,
+//! headers, secrets, templates and payloads.
 //!
-//! An input is a text, and its lines are the URL, the networks that are allowed, a header, a secret, the payload, and the
-//! template up to the end.
+//! An input is a text, and its lines are the URL, the networks that are allowed, a header, a secret, the payload, and
+//! the template up to the end.
 
 #![no_main]
 
@@ -44,8 +44,8 @@ fuzz_target!(|text: &str| {
     }
 });
 
-/// What the system takes for an address is none of a private network. What it does not take for one is a name, whose
-/// addresses are judged when it is dialled.
+/// A host that the system takes for an address is in no private network. Any other host is a name, whose addresses
+/// are judged when it is dialled.
 fn assert_public(url: &str) {
     let uri: Uri = url.parse().expect("what is not valid is not permitted");
     let host = uri.host().unwrap_or_default();

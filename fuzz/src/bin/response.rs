@@ -1,4 +1,4 @@
-//! What an endpoint answers and we read ourselves: Retry-After, and the beginning of a body. The rest is hyper's.
+//! The parts of an answer that we read ourselves: Retry-After, and the beginning of a body. The rest is hyper's.
 
 #![no_main]
 

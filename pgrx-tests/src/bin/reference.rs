@@ -1,5 +1,5 @@
-//! Prints docs/reference.md; with the argument `api` the list of public names and signatures, with `portable` the script that
-//! webhook-relay executes to install.
+//! Prints docs/reference.md; with the argument `api` the list of public names and signatures, with `portable` the
+//! script that webhook-relay executes to install.
 
 use webhook_e2e::{Cluster, Database, reference, released, scripts};
 

@@ -1,5 +1,5 @@
-//! `make soak`: a mix of loads for so many minutes, with a line for each sample, and a chart of them. Arguments: the minutes,
-//! the seed, and the file of the chart.
+//! `make soak`: a mix of loads for so many minutes, with a line for each sample, and a chart of them. Arguments: the
+//! minutes, the seed, and the file of the chart.
 
 use std::process::ExitCode;
 use std::time::Duration;

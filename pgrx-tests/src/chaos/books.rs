@@ -1,4 +1,4 @@
-//! The reconciliation: what clients know, what the receiver got, and what the tables say.
+//! The reconciliation of the clients' notes, the requests at the receiver, and the tables.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -10,7 +10,6 @@ use crate::chaos::clients::Ledger;
 use crate::database::Database;
 use crate::receiver::Request;
 
-/// What the tables say at the end.
 pub struct Tables {
     events: HashSet<Uuid>,
     sent: HashSet<Uuid>,
@@ -42,7 +41,7 @@ impl Tables {
     }
 }
 
-/// Panics with what is wrong. At most `in_flight` requests may be repeated.
+/// Panics with the difference. At most `in_flight` requests may be repeated.
 #[track_caller]
 pub fn reconcile(
     ledger: &Ledger,
@@ -75,7 +74,7 @@ pub fn reconcile(
     assert!(strangers.is_empty(), "nobody emitted {strangers:?}");
     let undurable: Vec<_> = arrived.difference(&tables.events).collect();
     assert!(undurable.is_empty(), "sent, and not there: {undurable:?}");
-    // Of what nobody knows, all that is there has arrived.
+    // Unknown commits that are in the tables have arrived.
     assert_eq!(tables.events, arrived, "the tables and the receiver differ");
     assert_eq!(tables.deliveries, tables.events.len(), "one delivery each");
     assert!(
@@ -85,7 +84,7 @@ pub fn reconcile(
     score
 }
 
-/// Of each ordering key nothing overtakes, and a request is repeated before the next one goes out.
+/// No event overtakes another of its ordering key, and a request is repeated before the next one goes out.
 #[track_caller]
 pub fn assert_order(requests: &[Request]) {
     let mut last: HashMap<(String, String), i64> = HashMap::new();

@@ -1,4 +1,4 @@
-//! All that may happen.
+//! All disasters.
 
 mod copied;
 mod disk;

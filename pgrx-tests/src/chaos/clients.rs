@@ -1,4 +1,4 @@
-//! Clients that emit without a pause, and what they know of it.
+//! Clients that emit without a pause, and note their commits.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(15);
 /// Before a client that was refused or cut off connects again.
 const RECONNECT: Duration = Duration::from_millis(20);
 
-/// What clients know.
+/// The notes of clients.
 #[derive(Debug, Default)]
 pub struct Ledger {
     pub committed: HashSet<Uuid>,
@@ -25,12 +25,12 @@ pub struct Ledger {
     pub unknown: HashSet<Uuid>,
 }
 
-/// Of the endpoint whose events have ordering keys, one for each client.
+/// The type of the endpoint whose events have ordering keys, one for each client.
 pub const ORDERED: &str = "chaos.n1";
 
 pub struct Clients {
     pub ledger: Arc<Mutex<Ledger>>,
-    /// Of the last event: a client's own rise.
+    /// The number of the last event: a client's own rise.
     number: Arc<AtomicI64>,
     stopped: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

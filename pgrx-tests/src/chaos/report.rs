@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::chaos::{CASES, Case, Score};
 
-/// What became of a case, over all of its seeds.
+/// The result of a case, over all of its seeds.
 pub struct Outcome {
     pub case: &'static Case,
     pub runs: usize,

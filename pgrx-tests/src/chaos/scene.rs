@@ -1,4 +1,4 @@
-//! Where a case happens: a server, a sender, clients that emit, and a receiver.
+//! The scene of a case: a server, a sender, clients that emit, and a receiver.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::{wait, worker};
 
 /// Requests that a sender may have in flight.
 pub const MAX_IN_FLIGHT: usize = 50;
-/// What a sender may have claimed and not settled: twice as much again is claimed ahead where receivers are quick.
+/// Deliveries that a sender may have claimed and not settled: twice as many again are claimed ahead where receivers
+/// are quick.
 const MAX_CLAIMED: usize = 3 * MAX_IN_FLIGHT;
 const ENDPOINTS: usize = 3;
 /// Everything has arrived and is settled so soon after the last disturbance, on a busy machine too.
@@ -63,7 +64,7 @@ impl Stage {
         let builder = Cluster::builder()
             .purpose("chaos")
             .setting(&format!("webhook.max_in_flight = {of_worker}"))
-            // Processes are killed, and not the machine: what they have written is there.
+            // Processes are killed, and not the machine: their writes are there.
             .setting("fsync = off");
         let cluster = settings(builder).start();
         let database = cluster.database("chaos");
@@ -171,7 +172,7 @@ impl Scene {
         event
     }
 
-    /// A sender is lost, and all that it had claimed may be repeated.
+    /// A sender is lost, and all its claims may be repeated.
     pub fn lose_sender(&mut self) {
         self.in_flight += MAX_CLAIMED;
     }
@@ -185,7 +186,7 @@ impl Scene {
         self.in_flight = 0;
     }
 
-    /// From now on nothing can be said of deliveries.
+    /// From now on the pace of deliveries is no promise.
     pub fn disturb(&mut self) {
         if let Some(calm) = self.calms.last_mut() {
             calm.until.get_or_insert(Instant::now());
@@ -235,7 +236,7 @@ impl Scene {
         wait::until("a connection", || config.connect(NoTls))
     }
 
-    /// A session that nothing of ours runs in: for what waits for the worker of this database.
+    /// A session that nothing of ours runs in: for commands that wait for the worker of this database.
     #[track_caller]
     pub fn maintenance(&self) -> Client {
         let config = self.cluster.config("postgres");
@@ -304,7 +305,7 @@ impl Scene {
         self.start_relay_at(self.cluster.port());
     }
 
-    /// At the port of a proxy.
+    /// Starts a relay that connects by the port of a proxy.
     pub fn start_relay_at(&mut self, port: u16) {
         let connection = self.cluster.address(port, self.database.name());
         let most = MAX_IN_FLIGHT.to_string();

@@ -102,7 +102,7 @@ fn ports_and_plain_http_are_judged_at_registration_too() {
     }
     database.add_endpoint("public", "https://1.1.1.1:1024/");
 
-    // Of a name it is not known yet whether it is one of an allowed network.
+    // Nobody knows yet whether a name is one of an allowed network.
     cluster.configure("webhook.allow_networks = '192.0.2.0/24'");
     cluster.reload();
     database.add_endpoint("name", "http://example.com/");

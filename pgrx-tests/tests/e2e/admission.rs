@@ -1,4 +1,4 @@
-//! How many requests an endpoint gets at the same time, and that those who do not answer keep nobody waiting.
+//! How many requests an endpoint gets at the same time; endpoints that do not answer keep nobody waiting.
 
 use std::time::Instant;
 
@@ -89,7 +89,7 @@ fn a_backlog_that_is_claimed_ahead_keeps_nobody_waiting() {
     emit(&database, "busy", 500);
     receiver.wait_for_requests_to("/busy", ANSWERED + ALL);
     emit(&database, "other", 1);
-    // The backlog ends one by one: those on the wire, and twice as many that wait at most.
+    // The backlog ends one by one: requests on the wire, and at most twice as many that wait.
     for ended in 1..=4 * ALL {
         receiver.hold_after("/busy", ANSWERED + ended);
         receiver.wait_for_requests(ANSWERED + ALL + ended);
@@ -170,7 +170,8 @@ fn no_more_attempts_go_out_in_a_second_than_the_rate_limit_says() {
     let requests = receiver.wait_for_requests_to("/orders", 40);
     let mut times: Vec<_> = requests.iter().map(|request| request.arrived).collect();
     times.sort_unstable();
-    // A bucket of ten that was full at first, and what came into it since. Whatever is slow makes it later, never sooner.
+    // A bucket of ten that was full at first, and the tokens that came into it since. A slow machine makes requests
+    // later, never sooner.
     for (before, arrived) in times.iter().enumerate() {
         let tokens = 10.0 + 10.0 * arrived.duration_since(emitted).as_secs_f64();
         assert!(

@@ -37,7 +37,7 @@ fn a_failing_alert_endpoint_causes_no_event() {
         wait_for_state(&database, name, "OPEN");
     }
     wait_for_silence(&database);
-    // The one about the cause. Those who listen and those who read the log learn of the others too.
+    // The event about the cause. Listeners and readers of the log learn of the others too.
     assert_eq!(own_events(&database), 1);
     assert_eq!(listener.kinds(&database, "cause"), ["failed"]);
     for name in ["deaf", "mute"] {

@@ -1,4 +1,5 @@
-//! Alerts that are large, many, locked or not to be told at once: none is lost or told twice, and no delivery waits for them.
+//! Alerts that are large, many, locked or not to be told at once: none is lost or told twice, and no delivery waits
+//! for them.
 
 use std::thread;
 

@@ -1,4 +1,4 @@
-//! Alerts: what happens to an endpoint is told once, by NOTIFY, in the log and as an event, to those who asked for it.
+//! Alerts: each change of an endpoint is told once, by NOTIFY, in the log and as an event, to all who asked for it.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -169,7 +169,7 @@ fn events_go_to_those_who_ask_for_them_by_name() {
     try_with(&database, &receiver, "by_name", 404, 1);
     wait_for_silence(&database);
     for (name, _, kinds) in subscriptions {
-        // The star gets what was emitted, and nothing else.
+        // The star gets emitted events, and nothing else.
         let mut seen = sorted(received(&receiver, name));
         seen.retain(|kind| kind != "by_name");
         assert_eq!(seen, kinds, "{name}");
@@ -335,7 +335,7 @@ fn a_test_that_closes_a_breaker_is_told() {
     receiver.wait_for_requests_to("/closings", 1);
 }
 
-// Whatever is in a batch. Here the worker does nothing, and the test settles.
+// Batches with outcomes of all kinds. Here the worker does nothing, and the test settles.
 
 /// The endpoint's deliveries, claimed.
 fn claim(client: &mut Client, count: i32) -> Vec<Row> {

@@ -1,4 +1,4 @@
-//! The table of the API, and what is made of it: privileges, comments and docs/reference.md.
+//! The table of the API, and the privileges, comments and docs/reference.md that come from it.
 
 use std::fs;
 use std::path::Path;

@@ -36,7 +36,7 @@ fn a_worker_at_rest_takes_no_xid_writes_no_wal_and_wakes_once_each_poll_interval
              FROM pg_stat_activity WHERE pid = {pid}"
         ));
     }
-    // What follows the last commit is written within seconds; from then on nothing is.
+    // Figures that follow the last commit are written within seconds; from then on nothing is.
     let mut session = database.connect();
     let rest = wait::until("a time in which nothing is written", || {
         let before = written(&mut session);
@@ -53,7 +53,7 @@ fn a_worker_at_rest_takes_no_xid_writes_no_wal_and_wakes_once_each_poll_interval
     assert!(rest.sleeps_of_launcher <= 1, "{rest:?}");
 }
 
-/// What happens while the worker wakes so many times.
+/// The work while the worker wakes so many times.
 #[derive(Debug)]
 struct Rest {
     took: Duration,

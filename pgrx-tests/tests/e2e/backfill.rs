@@ -70,7 +70,7 @@ fn it_makes_deliveries_of_what_matches_now_and_nothing_the_second_time() {
         assert_eq!(said.last().unwrap(), &format!("made {made} deliveries"));
         assert_eq!(queued(&database), wanted);
     }
-    // Whatever has become of a delivery, the endpoint has had it.
+    // The endpoint has had a delivery, whatever its status.
     database.execute("UPDATE webhook.delivery SET status = 'CANCELLED'");
     database.execute("CALL webhook_backfill('*', NULL)");
     assert!(queued(&database).is_empty());
@@ -209,7 +209,7 @@ fn each_batch_is_committed_and_progress_is_told() {
             .batch_execute("CALL webhook_backfill('a', NULL, batch_size => 100)")
             .unwrap();
     });
-    // The batch of the locked event waits; those before it are there for all to see.
+    // The batch of the locked event waits; earlier batches are there for all to see.
     database.wait_until("SELECT count(*) = 200 FROM webhook.delivery_queue");
     wait_for_waiting_session(&database);
     transaction.rollback().unwrap();

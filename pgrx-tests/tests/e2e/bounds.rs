@@ -157,7 +157,7 @@ fn lost_claims_are_found_page_by_page_and_each_page_reads_no_more() {
 fn lost_turns_are_passed_on_page_by_page() {
     let cluster = engine::idle_cluster();
     let (database, mut client) = queue(cluster);
-    // The lanes belong to deliveries that are gone, and everything waits for those.
+    // The lanes belong to deliveries that are gone, and all deliveries wait for these.
     database.execute_as_engine(
         "INSERT INTO webhook.lane (endpoint_id, ordering_key, event_id)
          SELECT q.endpoint_id, q.ordering_key, '00000000-0000-0000-0000-000000000001' FROM webhook.delivery_queue q

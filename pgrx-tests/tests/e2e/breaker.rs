@@ -1,5 +1,5 @@
-//! The circuit breaker end to end: each way from one state to another, what counts, and endpoints that are switched off
-//! instead.
+//! The circuit breaker end to end: each way from one state to another, the failures that count, and endpoints that
+//! are switched off instead.
 
 use std::time::Duration;
 
@@ -183,7 +183,7 @@ fn a_person_closes_it_with_webhook_reset_breaker() {
     assert_eq!(guarded.failures(), 0);
 }
 
-// Which failures count.
+// The failures that count.
 
 #[test]
 fn every_failed_attempt_counts_under_attempts() {
@@ -282,7 +282,7 @@ fn switched_off_while_it_is_open_it_ends_with_the_next_probe_whatever_that_finds
         ));
     }
     assert_eq!(guarded.state(), "CLOSED");
-    // Until all that was brought forward has failed too, and waits.
+    // Waits until all deliveries that were brought forward have failed too, and wait.
     guarded.database.wait_until(
         "SELECT retries_before IS NULL AND NOT EXISTS (SELECT FROM webhook.delivery WHERE status = 'SENDING') FROM webhook.breaker",
     );

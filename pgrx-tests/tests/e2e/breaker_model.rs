@@ -1,6 +1,7 @@
-//! The engine, over the relay's session, and the breaker in SQL against a model written from the documentation alone and
-//! applied one outcome at a time: random policies, random outcomes in batches of random size and order, probes, tests, and
-//! people who interfere. After each step every breaker, endpoint, delivery and alert must be as the model has it.
+//! The engine, over the relay's session, and the breaker in SQL against a model written from the documentation alone
+//! and applied one outcome at a time: random policies, random outcomes in batches of random size and order, probes,
+//! tests, and people who interfere. After each step every breaker, endpoint, delivery and alert must be as the model
+//! has it.
 
 mod model;
 
@@ -32,7 +33,7 @@ struct Case<'a> {
     random: Random,
     transaction: &'a Transaction,
     engine: Engine,
-    /// What happens before the next claim, as one script.
+    /// The changes before the next claim, as one script.
     script: String,
     now: i64,
     policies: Vec<Policy>,
@@ -70,7 +71,7 @@ impl Case<'_> {
         transaction.execute("ROLLBACK");
     }
 
-    /// Under ids that no other case has, since an index keeps for a while what was rolled back.
+    /// Ids are those of no other case, since an index keeps rolled back rows for a while.
     fn prepare(&mut self) {
         let first_id = self.random.below(100_000_000) * ENDPOINTS;
         for number in 0..POLICIES {
@@ -192,7 +193,7 @@ impl Case<'_> {
         };
     }
 
-    /// What is in flight is requeued or cancelled by a person.
+    /// A person requeues or cancels a delivery in flight.
     fn take_from_the_worker(&mut self, place: usize, status: &str) {
         let endpoint = self.endpoints[place].id;
         let out = self.places(|delivery| {
@@ -215,7 +216,8 @@ impl Case<'_> {
         );
     }
 
-    /// A person parks what waits, makes it due, or puts it off. The same time as before changes nothing, unless it was parked.
+    /// A person parks a waiting delivery, makes it due, or puts it off. The same time as before changes nothing,
+    /// unless it was parked.
     fn choose_a_time(&mut self, place: usize) {
         let endpoint = self.endpoints[place].id;
         let waiting = self.places(|delivery| {
@@ -380,7 +382,8 @@ impl Case<'_> {
         due
     }
 
-    /// Once the cooldown or the lease is over, and the old one is not under way any more: what has waited longest.
+    /// The delivery that has waited longest, once the cooldown or the lease is over, and the old probe is not under
+    /// way any more.
     fn next_probe(&self, place: usize) -> Option<usize> {
         let Endpoint { id, breaker, .. } = &self.endpoints[place];
         let is_under_way = self.deliveries.iter().any(|delivery| {
@@ -433,7 +436,7 @@ impl Case<'_> {
         assert_eq!(exchange.settled.locked, [], "nobody locks anything here");
         let mut batch: Vec<&(Key, Outcome)> = exchange.endings.iter().collect();
 
-        // Those that ended at the same time in the order in which they were handed in.
+        // Outcomes that ended at the same time count in the order in which they were handed in.
         let now = self.now;
         let ended_at = |outcome: &Outcome| now - (outcome.age_ms * 1e3) as i64;
         batch.sort_by_key(|(_, outcome)| ended_at(outcome));

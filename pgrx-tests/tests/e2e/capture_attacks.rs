@@ -1,5 +1,5 @@
-//! Owners of a table, a type or a trigger, and writers of a table: no code of theirs runs with rights that are not theirs, and
-//! nobody reads a row through capture that they may not read.
+//! Owners of a table, a type or a trigger, and writers of a table: no code of theirs runs with rights that are not
+//! theirs, and nobody reads a row through capture that they may not read.
 
 use postgres::Client;
 use serde_json::{Value, json};
@@ -7,8 +7,8 @@ use webhook_e2e::database::refusal;
 use webhook_e2e::watch::take;
 use webhook_e2e::{Cluster, Database};
 
-/// A database, an attacker with the level `emit` and a schema, and a victim who only writes tables. Code of the attacker's
-/// calls `loot()`, which notes with whose rights it runs.
+/// A database, an attacker with the level `emit` and a schema, and a victim who only writes tables. Code of the
+/// attacker's calls `loot()`, which notes with whose rights it runs.
 pub(super) struct Scene {
     pub(super) database: Database,
     pub(super) attacker: String,
@@ -304,7 +304,7 @@ fn whoever_watches_runs_nothing_but_with_their_own_rights() {
              'did_you_mean', 'virtual_columns', 'trigger_function', 'members')",
     );
     assert_eq!(privileged, Vec::<String>::new());
-    // Of all that an emitter may call only emitting itself has other rights than the caller's.
+    // Among the functions that an emitter may call, only emitting itself has other rights than the caller's.
     let role = format!("{}_emitter", database.name());
     database.execute(&format!(
         "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'emit')"

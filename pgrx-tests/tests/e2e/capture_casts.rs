@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use webhook_e2e::Cluster;
-use webhook_e2e::cluster::lacks;
+use webhook_e2e::pg_config::lacks;
 
 use super::capture_attacks::{Scene, TRAP};
 

@@ -1,5 +1,5 @@
-//! A sender whose connection breaks between the server's commit and the answer does not know what became of it: it settles
-//! again in another session, and nothing is counted, logged or sent twice.
+//! A sender whose connection breaks between the server's commit and the answer does not know whether its outcomes are
+//! settled: it settles again in another session, and nothing is counted, logged or sent twice.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -155,7 +155,7 @@ fn connect(
     session.unwrap_or_else(|trouble| panic!("{}", trouble.message))
 }
 
-/// All that settling writes, but for alerts, which the sender tells and removes.
+/// All rows that settling writes, except alerts, which the sender tells and removes.
 fn settled_state(database: &Database) -> String {
     database.query_one_value(
         "SELECT concat_ws(E'\\n',

@@ -115,7 +115,7 @@ const BY_FUNCTION_AND_BY_UPDATE: &[&str] = &[
 #[test]
 fn a_delivery_that_somebody_moves_by_update_is_no_reason_to_fail() {
     let database = Cluster::shared().database("moved_by_update");
-    // What was asked for by its status has another one now.
+    // Deliveries that were asked for by their status have another one now.
     for (statement, replayed) in [
         ("SELECT webhook_replay('EVENT')", true),
         ("CALL webhook_replay_all('a')", false),

@@ -40,7 +40,7 @@ fn cases() -> (&'static str, Vec<Case<'static>>) {
     (before, parts.map(case).collect())
 }
 
-/// All that differs, so that one run tells it all.
+/// Collects all differences, so that one run tells them all.
 fn differences(database: &Database) -> Vec<String> {
     let (before, cases) = cases();
     assert!(cases.len() > 30);

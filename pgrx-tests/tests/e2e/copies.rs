@@ -261,7 +261,7 @@ fn assert_held_until_adopted(
     assert_eq!(state_and_reason(copy).0, "running");
 }
 
-/// What the roles of the levels may do to which object.
+/// The rights of the levels' roles, by object.
 #[track_caller]
 fn granted(database: &Database) -> String {
     database.query_one_value(

@@ -17,7 +17,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 /// A sender is replaced within this time of its session's end.
 const REPLACED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Accepts connections, and leaves whoever wants to speak TLS without a word.
+/// Accepts connections, and says no word to clients that want to speak TLS.
 struct Silent {
     port: u16,
     came: Arc<AtomicUsize>,

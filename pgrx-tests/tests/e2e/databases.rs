@@ -131,7 +131,7 @@ fn drop_database_is_not_blocked() {
     let took = timed(|| run(&cluster, &format!("DROP DATABASE {}", dropped.name())));
     assert!(took < WAITS_FOR_SESSIONS, "{took:?}");
 
-    // Whatever the launcher does about the dropped one, it has done when another is served.
+    // When another database is served, the launcher has done its work for the dropped one.
     let other = cluster.database("other");
     other.add_endpoint("orders", &receiver.url("/orders"));
     let event = other.emit("order.created", json!({}));

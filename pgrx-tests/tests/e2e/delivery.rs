@@ -1,4 +1,4 @@
-//! Delivery: what goes over the wire, when, how often, and what is known afterwards.
+//! Delivery: the bytes on the wire, when and how often they go, and the records afterwards.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -372,7 +372,7 @@ fn ten_thousand_events_arrive_exactly_once_and_every_claim_is_hot() {
     let distinct: HashSet<Uuid> = arrived.into_iter().collect();
     assert_eq!(distinct.len(), EVENTS);
 
-    // The worker hands in what it counted when it has nothing else to do.
+    // The worker hands in its counts when it has nothing else to do.
     let updates = |column: &str| -> i64 {
         database.query_one_value(&format!(
             "SELECT {column} FROM pg_stat_user_tables WHERE relid = 'webhook.delivery_queue'::regclass"

@@ -1,4 +1,5 @@
-//! README.md and docs/: what they tell people to run does run, or fails as they say, and their links lead somewhere.
+//! README.md and docs/: statements that they tell people to run do run, or fail as they say, and their links lead
+//! somewhere.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -91,7 +92,7 @@ fn as_run_here(sql: &str, receiver: &Receiver) -> String {
     watched.collect::<Vec<_>>().join("\n")
 }
 
-/// Says what psql has shown.
+/// Returns the output of psql.
 fn run(cluster: &Cluster, database: &str, sql: &str) -> Result<String, String> {
     let mut psql = cluster.program("psql");
     psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-P", "footer=off"])

@@ -1,4 +1,4 @@
-//! The code of docs/drivers.md, run as it is written, and what the page says of types and transactions.
+//! The code of docs/drivers.md, run as it is written, and the page's sentences about types and transactions.
 
 use std::process::Command;
 
@@ -29,14 +29,14 @@ impl Shop {
         }
     }
 
-    /// What the program prints.
+    /// Returns the output of the program.
     fn run(&self, mut program: Command) -> String {
         let cluster = Cluster::shared();
         let url = cluster.url(cluster.port(), self.database.name());
         complete(program.env("DATABASE_URL", url)).trim().to_owned()
     }
 
-    /// The ids of the orders whose events were emitted, and those of the orders that there are.
+    /// The ids of the orders whose events were emitted, and of the orders that there are.
     fn emitted_and_there(&self) -> (Option<String>, Option<String>) {
         let told = |sql: &str| self.database.query_one_value(sql);
         let emitted = "SELECT string_agg(payload ->> 'id', ' ' ORDER BY id) FROM webhook.event

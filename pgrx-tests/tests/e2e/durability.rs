@@ -3,7 +3,7 @@
 use serde_json::json;
 use webhook_e2e::{Cluster, Database, Receiver, worker};
 
-/// Otherwise the server writes what was committed after 200 ms, whoever waits for it or not.
+/// Otherwise the server writes commits to disk after 200 ms, whether somebody waits for them or not.
 const SELDOM_WRITTEN: &str = "wal_writer_delay = '10s'";
 
 #[test]

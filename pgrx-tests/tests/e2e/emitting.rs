@@ -1,4 +1,4 @@
-//! Emitting: what of a transaction is sent, to whom, and who may do it.
+//! Emitting: the events of a transaction, their endpoints, and the roles that may emit.
 
 use serde_json::json;
 use uuid::Uuid;
@@ -20,7 +20,7 @@ pub(super) fn database_and_receiver() -> (Database, Receiver) {
     (database, receiver)
 }
 
-/// What arrives before an event that is emitted now.
+/// Events that arrive before one that is emitted now.
 pub(super) fn arrivals(database: &Database, receiver: &Receiver) -> Vec<Uuid> {
     let marker = database.emit("marker", json!({}));
     receiver.wait_for_event(marker);
@@ -29,7 +29,7 @@ pub(super) fn arrivals(database: &Database, receiver: &Receiver) -> Vec<Uuid> {
         .collect()
 }
 
-/// Paused, so that whoever gets an event can be read at leisure.
+/// The endpoint is paused, so that its deliveries can be read at leisure.
 pub(super) fn add_paused_endpoint(
     database: &Database,
     name: &str,
@@ -275,7 +275,7 @@ fn what_was_due_in_the_past_is_overdue_since_it_was_emitted() {
     assert!(database.query_one_value::<bool>(
         "SELECT count(*) = 2 AND bool_and(next_attempt_at = created_at) FROM webhook.delivery"
     ));
-    // A person may write what an emitter cannot.
+    // A person may write times that an emitter cannot.
     for past in ["'-infinity'", "now() - interval '10 years'"] {
         database.execute(&format!(
             "UPDATE webhook.delivery SET next_attempt_at = {past}"
@@ -351,7 +351,7 @@ fn a_payload_over_the_limit_is_refused() {
         assert_eq!(refusal.code().code(), "54000", "{refusal:?}");
         assert!(refusal.hint().unwrap().contains("webhook.max_payload"));
     }
-    // Whatever the first index of the types is, or the number of their dimensions.
+    // The bounds of the array and the number of its dimensions make no difference.
     for types in ["{too.large}", "[2:2]={too.large}", "{{too.large}}"] {
         let refusal = database.refusal(&format!(
             "SELECT webhook_emit_many('{types}'::text[], ARRAY[to_jsonb(repeat('x', 1048575))])"

@@ -1,4 +1,4 @@
-//! The state of every endpoint: what it is, since when and why, and no credential.
+//! The state of every endpoint, since when and why, and no credential.
 
 use serde_json::json;
 use webhook_e2e::operated::{

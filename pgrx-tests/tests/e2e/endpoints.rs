@@ -1,4 +1,4 @@
-//! Endpoints: what may be registered, by which address, and what a change does.
+//! Endpoints: the values that may be registered, their addresses, and the effects of a change.
 
 use serde_json::json;
 use uuid::Uuid;

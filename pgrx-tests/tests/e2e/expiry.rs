@@ -60,7 +60,7 @@ fn what_expires_while_its_endpoint_is_paused_fails_unsent() {
 fn what_expires_behind_an_open_breaker_fails_unsent_and_is_no_probe() {
     let guarded = Guarded::with("");
     guarded.open();
-    // The oldest of what is due: it would be the probe.
+    // The oldest due delivery: it would be the probe.
     guarded
         .database
         .execute("DELETE FROM webhook.delivery_queue WHERE attempts > 0");

@@ -1,4 +1,4 @@
-//! A primary that dies and a standby that takes its place: what senders do.
+//! A primary dies and a standby takes its place: senders follow.
 
 use std::collections::HashMap;
 

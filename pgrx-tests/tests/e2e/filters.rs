@@ -14,7 +14,7 @@ pub(super) fn database() -> Database {
     Cluster::shared().database("filters")
 }
 
-/// Paused, so that whoever gets an event can be read at leisure.
+/// The endpoint is paused, so that its deliveries can be read at leisure.
 pub(super) fn add_paused_endpoint(
     database: &Database,
     name: &str,
@@ -182,7 +182,7 @@ fn subtransactions(database: &Database, statements: &str) -> usize {
     let begun = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&begun);
     let mut session = database.connect_noticing(move |notice| {
-        // Of the levels that it lists then, the outermost.
+        // The server lists several levels then: this is the outermost.
         if notice.message().starts_with("StartSubTransaction(1)") {
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -301,7 +301,7 @@ fn filters_that_are_no_conditions_or_have_variables_are_refused() {
             assert!(refusal.hint().is_some());
         }
     }
-    // What looks like a variable and is none.
+    // Texts that look like a variable and are none.
     let accepted = [
         r#"$.data.price == "5$""#,
         r#"$.data."a$" == "$""#,
@@ -383,7 +383,7 @@ fn whatever_pattern_is_accepted_is_done_with_a_million_characters_soon() {
         let filter = format!("$.data like_regex \"{pattern}\"");
         add_paused_endpoint(&database, &number.to_string(), &["*"], Some(&filter));
     }
-    // Whoever takes each character more than once is not done before this is over, by far.
+    // A matcher that takes each character more than once is not done before this is over, by far.
     database.execute(
         "SET statement_timeout = '60 s';
          SELECT setseed(0.5);

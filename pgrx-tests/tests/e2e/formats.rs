@@ -1,11 +1,11 @@
-//! Formats: what a receiver gets, byte for byte, and what is refused before it can get there.
+//! Formats: the bytes that a receiver gets, and values that are refused before they can get there.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 use webhook_e2e::verifier::{parse_cloudevent, verify_signature};
 use webhook_e2e::{Answer, Cluster, Database, Receiver, Request};
 
-/// All that a JSON string may have.
+/// Every kind of character that a JSON string may have.
 pub(super) const AWKWARD: &str =
     "say \"hi\" \\ / \u{8}\t\r\n\u{1} Zoë 茶 🫖 \u{2028} {{data.id}} {{ }} ${x} <!channel> é";
 

@@ -1,4 +1,5 @@
-//! Templates in headers: receivers of other senders verify what we send, with their own libraries and the secrets that they have.
+//! Templates in headers: receivers of other senders verify our requests, with their own libraries and the secrets
+//! that they have.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -193,7 +194,7 @@ fn a_value_that_no_header_can_have_fails_the_attempt_with_a_reason_that_does_not
         assert!(!format!("{refusal:?}").contains("hidden"), "{refusal:?}");
     }
     assert_eq!(receiver.request_count(), 0);
-    // Whoever emits such events does not stop those of others.
+    // Such events do not stop the events of others.
     let event = database.emit("order.created", json!({"name": "Zoe"}));
     let request = receiver.wait_for_event(event);
     assert_eq!(request.header("x-customer"), "customer Zoe");

@@ -1,4 +1,4 @@
-//! Receivers that mean ill, or might as well: what they cost is bounded, and what they say is clean text.
+//! Receivers that mean ill, or might as well: their cost is bounded, and their texts are clean.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,17 +10,18 @@ use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Cluster, Database, RawReceiver, Receiver, wait, worker};
 
-/// Of what only the timeout ends.
+/// The timeout of requests that only the timeout ends.
 const SHORT_MS: i32 = 500;
-/// Of what comes to its end by itself, or to a limit.
+/// The timeout of requests that end by themselves, or at a limit.
 const LONG_MS: i32 = 60_000;
-/// Of what ends with its timeout after a part of the answer has come.
+/// The timeout of requests that end with it after a part of the answer has come.
 const AMPLE_MS: i32 = 3_000;
-/// Room for a machine that stands still. What takes longer has not ended with its timeout, nor by itself.
+/// Room for a machine that stands still. A request that takes longer has ended neither with its timeout nor by
+/// itself.
 const ROOM_MS: i32 = 5_000;
 const EXCERPT: usize = 2048;
 
-/// Policies of one attempt by their timeout, and a log also of those that succeed.
+/// Policies of one attempt by their timeout, and a log also of successful attempts.
 fn start() -> (Cluster, Database) {
     let cluster = Cluster::builder().setting("webhook.keep_attempts = all");
     let cluster = cluster.start();
@@ -234,7 +235,7 @@ fn answers_without_end_do_not_grow_the_worker() {
         ));
     };
     let queue_is_empty = "SELECT NOT EXISTS (SELECT FROM webhook.delivery_queue)";
-    // What ordinary requests need is there before.
+    // The files for ordinary requests are open before.
     for _ in 0..hostile.len() {
         send("well");
     }

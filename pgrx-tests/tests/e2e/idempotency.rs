@@ -384,7 +384,7 @@ fn of_many_each_key_stands_for_its_first_event() {
     );
     assert_eq!(payloads, [1, 3, 4, 6]);
 
-    // Again, by whatever way.
+    // Again, by each way.
     assert_eq!(
         emit_many(&mut session, &[Some("a"), Some("c")]),
         [ids[3], ids[0]]

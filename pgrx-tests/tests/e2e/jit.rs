@@ -1,6 +1,6 @@
 //! No statement of ours is compiled in a session of a user: that takes a hundred times as long as the statement.
 
-use webhook_e2e::cluster::lacks;
+use webhook_e2e::pg_config::lacks;
 use webhook_e2e::{Cluster, Receiver};
 
 #[test]

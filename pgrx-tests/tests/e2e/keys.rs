@@ -7,7 +7,7 @@ use webhook_e2e::{Cluster, Database, Receiver, Request};
 
 use super::endpoints::assert_refused;
 
-/// Of the tests of Svix, which hold the example of the specification.
+/// From the tests of Svix, which hold the example of the specification.
 const PRIVATE: &str =
     "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
 const PUBLIC: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";

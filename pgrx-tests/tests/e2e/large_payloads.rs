@@ -4,7 +4,7 @@ use webhook_e2e::{Cluster, Receiver};
 
 /// A payload of this many bytes, nearly the most that is accepted.
 const MEGABYTE: usize = 1_000_000;
-/// What fits into the bounds on all payloads in flight and on those of one endpoint; each may be exceeded by one.
+/// Payloads that fit into the bounds of all endpoints and of one; each bound may be exceeded by one payload.
 const OF_ALL: i64 = (32 << 20) / MEGABYTE as i64;
 const OF_ONE: i64 = OF_ALL / 2;
 

@@ -1,4 +1,4 @@
-//! The launcher starts what is needed, however little room there is and whatever the clock says.
+//! The launcher starts all workers that are needed, however little room there is and whatever the clock says.
 
 use std::time::{Duration, Instant};
 
@@ -238,7 +238,7 @@ fn a_clock_that_is_set_back_delays_no_worker() {
     databases[0].wait_until(&format!(
         "SELECT clock_timestamp() < timestamptz '{before}' - interval '50 min'"
     ));
-    // One place for both, and what an endpoint gets now was not due an hour ago.
+    // One place for both, and an event that is emitted now was not due an hour ago.
     for database in databases.iter().chain(&databases) {
         let event = database.emit("order.created", json!({}));
         database.wait_for_status(event, "SENT");

@@ -1,4 +1,5 @@
-//! Somebody has locked a whole table of ours, as VACUUM FULL does: what can be sent is sent, and settled when the lock is gone.
+//! Somebody has locked a whole table of ours, as VACUUM FULL does: deliveries go on where they can, and are settled
+//! when the lock is gone.
 
 use std::collections::HashSet;
 
@@ -7,7 +8,8 @@ use webhook_e2e::{Answer, Cluster, Database, Receiver};
 /// More than an endpoint may have in flight, so that room has to come from answers.
 const EVENTS: usize = 200;
 
-/// While the table is locked all of `order.good` arrives once; afterwards everything is settled, and nothing is repeated.
+/// While the table is locked all of `order.good` arrives once; afterwards everything is settled, and nothing is
+/// repeated.
 #[track_caller]
 fn assert_that_a_lock_stops_nothing(table: &str, beside: impl FnOnce(&Database, &Receiver)) {
     let database = Cluster::shared().database("locked_table");

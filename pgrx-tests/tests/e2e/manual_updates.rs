@@ -145,7 +145,7 @@ fn manual_cancel() {
     );
 }
 
-/// Both statements of 001_2e2ed73815a3bca9, with what it resets spelled out and left to us.
+/// Both statements of 001_2e2ed73815a3bca9, with the columns that it resets spelled out and left to us.
 #[test]
 fn a_failed_event_is_reprocessed_by_its_id_or_by_its_type() {
     let resets = [

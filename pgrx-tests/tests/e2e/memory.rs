@@ -65,7 +65,7 @@ fn memory_is_given_back_after_a_burst() {
     );
 }
 
-/// Of nearly the largest size that is accepted.
+/// Payloads of nearly the largest size that is accepted.
 fn emit_large(database: &Database, count: usize) {
     database.execute(&format!(
         "SELECT webhook_emit('order.created', jsonb_build_object('x', repeat('x', 1000000))) FROM generate_series(1, {count})"

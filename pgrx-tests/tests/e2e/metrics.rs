@@ -1,5 +1,8 @@
 //! Monitoring: the five metrics of 002_ee77d7fe79fe0705 and the queries of 001_2e2ed73815a3bca9.
 
+mod thresholds;
+mod words;
+
 use std::collections::HashMap;
 
 use postgres::{GenericClient, Transaction};
@@ -37,7 +40,7 @@ fn database() -> Database {
     Cluster::shared().database("metrics")
 }
 
-/// Of ten deliveries eight are sent at once, one after two retries, and one fails after its third attempt.
+/// Sends ten deliveries: eight arrive at once, one after two retries, and one fails after its third attempt.
 fn deliver_a_known_mix(database: &Database, keep_sent: bool) {
     let receiver = Receiver::start();
     receiver.respond("/third", |_, number| {
@@ -59,6 +62,18 @@ fn deliver_a_known_mix(database: &Database, keep_sent: bool) {
         "SELECT coalesce(sum(sent + failed), 0) = 10 FROM webhook.stat WHERE endpoint_id = 0 AND grain = 'total'",
     );
     assert_eq!(receiver.request_count(), 8 + 3 + 3);
+}
+
+/// Counts deliveries as the worker does.
+fn count(transaction: &mut Transaction, finished: &str) {
+    let add = format!(
+        "SELECT webhook.count_figures(jsonb_build_array(jsonb_build_object(
+                    'endpoint_id', 1, lower(status), deliveries, 'retried', retried, 'retries', retries,
+                    'delivery_latency', CASE status WHEN 'SENT' THEN
+                        jsonb_build_object(webhook.latency_class(latency::interval), deliveries) END)))
+         FROM (VALUES {finished}) AS finished (status, latency, deliveries, retried, retries)"
+    );
+    transaction.batch_execute(&add).unwrap();
 }
 
 #[test]
@@ -159,336 +174,6 @@ fn what_fails_without_a_request_counts_as_failed() {
 }
 
 #[test]
-fn each_metric_alerts_beyond_its_threshold_and_not_at_it() {
-    // Finished deliveries as (status, latency, deliveries, retried, retries), and disabled endpoints.
-    let cases = [
-        (
-            "webhook_delivery_success_rate",
-            "('SENT', '1 s', 95, 0, 0), ('FAILED', '1 s', 5, 0, 0)",
-            0,
-            false,
-        ),
-        (
-            "webhook_delivery_success_rate",
-            "('SENT', '1 s', 94, 0, 0), ('FAILED', '1 s', 6, 0, 0)",
-            0,
-            true,
-        ),
-        (
-            "webhook_delivery_success_rate",
-            "('FAILED', '1 s', 1, 0, 0)",
-            0,
-            true,
-        ),
-        (
-            "webhook_delivery_p95_latency",
-            "('SENT', '9 s', 95, 0, 0), ('SENT', '11 s', 5, 0, 0)",
-            0,
-            false,
-        ),
-        (
-            "webhook_delivery_p95_latency",
-            "('SENT', '9 s', 94, 0, 0), ('SENT', '11 s', 6, 0, 0)",
-            0,
-            true,
-        ),
-        (
-            "webhook_delivery_p95_latency",
-            "('SENT', '9 s', 1, 0, 0), ('FAILED', '1 h', 99, 0, 0)",
-            0,
-            false,
-        ),
-        (
-            "webhook_retry_rate",
-            "('SENT', '1 s', 90, 10, 10), ('FAILED', '1 s', 10, 10, 10)",
-            0,
-            false,
-        ),
-        (
-            "webhook_retry_rate",
-            "('SENT', '1 s', 90, 11, 11), ('FAILED', '1 s', 10, 10, 10)",
-            0,
-            true,
-        ),
-        (
-            "webhook_failed_count",
-            "('SENT', '1 s', 900, 0, 0), ('FAILED', '1 s', 10, 0, 0)",
-            0,
-            false,
-        ),
-        (
-            "webhook_failed_count",
-            "('SENT', '1 s', 900, 0, 0), ('FAILED', '1 s', 11, 0, 0)",
-            0,
-            true,
-        ),
-        (
-            "webhook_disabled_endpoints",
-            "('SENT', '1 s', 1, 0, 0)",
-            10,
-            false,
-        ),
-        (
-            "webhook_disabled_endpoints",
-            "('SENT', '1 s', 1, 0, 0)",
-            11,
-            true,
-        ),
-        (
-            "webhook_avg_retries_per_delivery",
-            "('SENT', '1 s', 90, 50, 130), ('FAILED', '1 s', 10, 10, 20)",
-            0,
-            false,
-        ),
-        (
-            "webhook_avg_retries_per_delivery",
-            "('SENT', '1 s', 90, 50, 131), ('FAILED', '1 s', 10, 10, 20)",
-            0,
-            true,
-        ),
-    ];
-    let database = database();
-    for (metric, finished, disabled, alert) in cases {
-        let mut client = database.connect();
-        let mut transaction = client.transaction().unwrap();
-        count(&mut transaction, finished);
-        let disable = format!(
-            "INSERT INTO webhook.endpoint (name, url, disabled_at, disabled_reason)
-             SELECT 'endpoint ' || n, 'http://127.0.0.1:9/', now(), 'broken' FROM generate_series(1, {disabled}) AS n"
-        );
-        transaction.batch_execute(&disable).unwrap();
-        let seen = metrics(&mut transaction)[metric];
-        assert_eq!(seen.1, alert, "{metric} is {:?} with {finished}", seen.0);
-    }
-}
-
-#[test]
-fn what_is_wrong_at_this_moment_alerts_beyond_its_threshold_and_not_at_it() {
-    const QUEUE: &str = "INSERT INTO webhook.delivery_queue (event_id, endpoint_id, event_type, max_attempts, next_attempt_at, created_at)
-                         SELECT gen_random_uuid(), e.id, 'order.created', 9, now() - ";
-    let queue = |state: &str, due: &str, count: i32| {
-        format!(
-            "UPDATE webhook.endpoint SET {state} WHERE name = 'endpoint 1';
-             {QUEUE} interval '{due}', now() - interval '{due}'
-             FROM webhook.endpoint e, generate_series(1, {count}) WHERE e.name = 'endpoint 1'"
-        )
-    };
-    let open = |count: i32| {
-        format!(
-            "INSERT INTO webhook.breaker (endpoint_id, state, consecutive_failures, trips, opened_at, probe_at)
-             SELECT id, 'OPEN', 5, 1, now(), now() FROM webhook.endpoint ORDER BY id LIMIT {count}"
-        )
-    };
-    let dead = |count: i32| {
-        format!(
-            "INSERT INTO webhook.dead_letter (event_id, endpoint_id, event_type, status, max_attempts, completed_at, reason, last_error)
-             SELECT gen_random_uuid(), 1, t.type, 'FAILED', 1, now(), 'status', 'HTTP 500'
-             FROM generate_series(1, {count}) n, (VALUES ('order.created'), ('webhook.endpoint.opened')) t (type)"
-        )
-    };
-    let attempts = |attempts: i32, sent: i32| {
-        format!(
-            r#"SELECT webhook.count_figures('[{{"endpoint_id": 1, "attempts": {attempts}, "sent": {sent}}}]')"#
-        )
-    };
-    // Among a hundred endpoints one may be down.
-    let cases = [
-        ("webhook_open_breakers", 99, open(1), Some(1.0), true),
-        ("webhook_open_breakers", 100, open(1), Some(1.0), false),
-        ("webhook_open_breakers", 100, open(2), Some(2.0), true),
-        (
-            "webhook_oldest_due",
-            1,
-            queue("paused_at = NULL", "59 s", 1),
-            Some(59.0),
-            false,
-        ),
-        (
-            "webhook_oldest_due",
-            1,
-            queue("paused_at = NULL", "61 s", 1),
-            Some(61.0),
-            true,
-        ),
-        // A person has paused it.
-        (
-            "webhook_oldest_due",
-            1,
-            queue("paused_at = now()", "61 s", 1),
-            Some(0.0),
-            false,
-        ),
-        (
-            "webhook_parked",
-            1,
-            queue("paused_at = now()", "1 s", 1000),
-            Some(1000.0),
-            false,
-        ),
-        (
-            "webhook_parked",
-            1,
-            queue("paused_at = now()", "1 s", 1001),
-            Some(1001.0),
-            true,
-        ),
-        (
-            "webhook_parked",
-            1,
-            queue("paused_at = NULL", "1 s", 1001),
-            Some(0.0),
-            false,
-        ),
-        ("webhook_dead_letters", 1, dead(100), Some(100.0), false),
-        ("webhook_dead_letters", 1, dead(101), Some(101.0), true),
-        (
-            "webhook_attempt_failure_rate",
-            1,
-            attempts(4, 0),
-            None,
-            false,
-        ),
-        (
-            "webhook_attempt_failure_rate",
-            1,
-            attempts(6, 3),
-            Some(50.0),
-            false,
-        ),
-        (
-            "webhook_attempt_failure_rate",
-            1,
-            attempts(5, 2),
-            Some(60.0),
-            true,
-        ),
-    ];
-    let database = Cluster::idle().database("gauges");
-    for (metric, endpoints, cause, value, alert) in cases {
-        let mut client = database.connect();
-        let mut transaction = client.transaction().unwrap();
-        let add = format!(
-            "INSERT INTO webhook.endpoint (name, url, origin)
-             SELECT 'endpoint ' || n, 'http://127.0.0.1:9/', webhook.origin() FROM generate_series(1, {endpoints}) AS n"
-        );
-        transaction.batch_execute(&add).unwrap();
-        transaction.batch_execute(&cause).unwrap();
-        let seen = metrics(&mut transaction)[metric];
-        assert_eq!(seen, (value, alert), "{metric} with {cause}");
-    }
-}
-
-#[test]
-fn a_metric_is_said_in_words_with_the_threshold_that_it_is_beyond() {
-    let database = Cluster::idle().database("words");
-    let beyond = [
-        (
-            "webhook_delivery_success_rate",
-            "92.10",
-            "92.1% of deliveries succeeded in the last 15 minutes, below 95%",
-        ),
-        (
-            "webhook_delivery_p95_latency",
-            "12.300",
-            "95% of deliveries took up to 12.3 s from emit to success in the last 15 minutes, above 10 s",
-        ),
-        (
-            "webhook_retry_rate",
-            "33.33",
-            "33.33% of deliveries needed a retry in the last 15 minutes, above 20%",
-        ),
-        (
-            "webhook_failed_count",
-            "11",
-            "11 deliveries failed in the last 15 minutes, above 10",
-        ),
-        (
-            "webhook_avg_retries_per_delivery",
-            "1.600",
-            "a delivery needed 1.6 retries on average in the last 15 minutes, above 1.5",
-        ),
-        (
-            "webhook_attempt_failure_rate",
-            "60.00",
-            "60% of attempts failed in the last 15 minutes, above 50%",
-        ),
-        ("webhook_open_breakers", "3", "3 circuit breakers are open"),
-        (
-            "webhook_oldest_due",
-            "305.2",
-            "the oldest due delivery has waited for 5 minutes, above 60 s",
-        ),
-        (
-            "webhook_parked",
-            "10000",
-            "at least 10000 deliveries are due at endpoints that nothing is sent to, above 1000",
-        ),
-        (
-            "webhook_dead_letters",
-            "101",
-            "101 dead letters are kept, above 100",
-        ),
-        (
-            "webhook_disabled_endpoints",
-            "11",
-            "11 endpoints are disabled, above 10",
-        ),
-    ];
-    assert_eq!(beyond.map(|(metric, ..)| metric), METRICS.map(|(m, ..)| m));
-    let within = [
-        (
-            "webhook_delivery_success_rate",
-            "NULL",
-            "there is too little to measure in the last 15 minutes",
-        ),
-        (
-            "webhook_failed_count",
-            "1",
-            "1 delivery failed in the last 15 minutes",
-        ),
-        (
-            "webhook_avg_retries_per_delivery",
-            "1.000",
-            "a delivery needed 1 retry on average in the last 15 minutes",
-        ),
-        ("webhook_open_breakers", "0", "no circuit breakers are open"),
-        ("webhook_oldest_due", "0", "no delivery is due"),
-        (
-            "webhook_parked",
-            "1",
-            "1 delivery is due at endpoints that nothing is sent to",
-        ),
-        ("webhook_dead_letters", "1", "1 dead letter is kept"),
-        ("webhook_disabled_endpoints", "1", "1 endpoint is disabled"),
-    ];
-    let said = |metric: &str, value: &str, alert: bool| -> String {
-        database.query_one_value(&format!(
-            "SELECT webhook.metric_in_words((m.metric, {value}, m.unit, m.alert_when, m.alert_threshold, {alert}, m.meaning))
-             FROM webhook.metrics m WHERE m.metric = '{metric}'"
-        ))
-    };
-    for (metric, value, words) in beyond {
-        assert_eq!(said(metric, value, true), words);
-    }
-    for (metric, value, words) in within {
-        assert_eq!(said(metric, value, false), words);
-    }
-    // The only one that is open has a name, also while its probe is out.
-    database.add_endpoint("acme/orders", "http://127.0.0.1:9/");
-    database.add_endpoint("other", "http://127.0.0.1:9/");
-    database.execute(
-        "INSERT INTO webhook.breaker (endpoint_id, state, consecutive_failures, trips, opened_at, probe_at)
-         SELECT id, 'OPEN', 5, 1, now() - interval '3 min', now() FROM webhook.endpoint WHERE name = 'orders'",
-    );
-    let named = "the circuit breaker of endpoint \"acme/orders\" has been open for 3 minutes";
-    assert_eq!(said("webhook_open_breakers", "1", true), named);
-    database.execute(
-        "UPDATE webhook.breaker SET state = 'HALF_OPEN', probe_event_id = gen_random_uuid(), probe_claim_seq = 1",
-    );
-    assert_eq!(said("webhook_open_breakers", "1", true), named);
-}
-
-#[test]
 fn what_was_finished_fifteen_minutes_ago_no_longer_counts() {
     let database = database();
     let mut client = database.connect();
@@ -578,18 +263,6 @@ fn a_look_planned_on_an_empty_table_reads_little_of_a_full_one() {
         let pages = pages("Shared Hit Blocks") + pages("Shared Read Blocks");
         assert!((1..150).contains(&pages), "{look} has read {pages} pages");
     }
-}
-
-/// Counts deliveries as the worker does.
-fn count(transaction: &mut Transaction, finished: &str) {
-    let add = format!(
-        "SELECT webhook.count_figures(jsonb_build_array(jsonb_build_object(
-                    'endpoint_id', 1, lower(status), deliveries, 'retried', retried, 'retries', retries,
-                    'delivery_latency', CASE status WHEN 'SENT' THEN
-                        jsonb_build_object(webhook.latency_class(latency::interval), deliveries) END)))
-         FROM (VALUES {finished}) AS finished (status, latency, deliveries, retried, retries)"
-    );
-    transaction.batch_execute(&add).unwrap();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Deliveries of an endpoint whose breaker is open or that is paused: kept back, skipped, failed, charged an attempt; and
-//! how long they are kept back.
+//! Deliveries of an endpoint whose breaker is open or that is paused: kept back, skipped, failed, charged an attempt;
+//! and how long they are kept back.
 
 use uuid::Uuid;
 use webhook_e2e::{Guarded, worker};
@@ -246,7 +246,7 @@ fn assert_recovers_by_itself(when_open: &str) {
 fn attempt_costs_one_attempt_each_time_until_the_last() {
     let guarded = Guarded::with("when_open = 'attempt', max_attempts = 3");
     guarded.open();
-    // Those that opened it wait an hour.
+    // The deliveries that opened it wait an hour.
     guarded
         .database
         .execute("UPDATE webhook.policy SET initial_delay = '20 ms' WHERE name = 'guarded'");

@@ -129,9 +129,9 @@ fn each_of_them_wakes_the_worker() {
     });
 }
 
-/// Waits until the worker has just kept house and told what there was to tell, which it does every 5 s. An alert about an
-/// endpoint that is not there shows when: it goes unsaid. The first may go with what was still to be told after a
-/// delivery, and the second with the next housekeeping.
+/// Waits until the worker has just kept house and told all alerts, which it does every 5 s. An alert about an
+/// endpoint that is not there shows when: it goes unsaid. The first may go with alerts that were still to be told
+/// after a delivery, and the second with the next housekeeping.
 #[track_caller]
 fn wait_for_a_sleeping_worker(database: &Database) {
     let nothing_to_tell = "SELECT NOT EXISTS (SELECT FROM webhook.alert)";

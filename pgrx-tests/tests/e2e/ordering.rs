@@ -129,7 +129,7 @@ fn with_skip_the_followers_of_a_dead_letter_go_on() {
     assert_eq!(next(&database), [first]);
     settle(&database, first, 400);
     assert_eq!(next(&database), [second]);
-    // Sent again while another has its turn, it waits for that, and goes before those after it.
+    // Sent again while another delivery has its turn, it waits for that, and goes before the later ones.
     database.execute(&format!("SELECT webhook_replay('{first}')"));
     assert!(next(&database).is_empty());
     settle(&database, second, 200);

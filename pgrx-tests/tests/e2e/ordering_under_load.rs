@@ -79,7 +79,7 @@ fn several_claimers_never_take_two_of_a_key() {
     }
 }
 
-/// Which event of a key was received, and whether it succeeded.
+/// The events of each key that were received, and whether they succeeded.
 type Received = Arc<Mutex<HashMap<String, Vec<(u64, bool)>>>>;
 
 /// Fails three in ten requests, and notes all of them.
@@ -102,8 +102,8 @@ fn unreliable(receiver: &Receiver) -> Received {
     received
 }
 
-/// Each key's events from 1 on, each until it succeeded (at least once: a result may be lost with a worker) and none before
-/// its turn.
+/// Each key's events from 1 on, each until it succeeded (at least once: a result may be lost with a worker) and none
+/// before its turn.
 #[track_caller]
 fn assert_in_order(received: &Received, keys: usize, events: u64) {
     let received = received.lock().unwrap();

@@ -1,4 +1,4 @@
-//! An outage, as those who watch see it: something turns red within a minute, is told once, and so is its end.
+//! An outage, as people who watch see it: something turns red within a minute, is told once, and so is its end.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const ALERTING: &str = "SELECT alert FROM webhook.metrics WHERE metric = 'webhoo
 const ALARM: &str =
     "SELECT EXISTS (SELECT FROM webhook.alarm WHERE metric = 'webhook_open_breakers')";
 
-/// Of the metric, in the order in which they came.
+/// The events about the metric, in the order in which they came.
 fn events(receiver: &Receiver) -> Vec<Value> {
     (receiver.requests_to("/watcher").iter())
         .map(|request| request.json())

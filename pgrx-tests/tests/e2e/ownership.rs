@@ -8,7 +8,7 @@ use serde_json::json;
 use webhook_e2e::database::refusal;
 use webhook_e2e::{Answer, Cluster, Database, Receiver, wait, worker};
 
-/// Owner and ACL of all that belongs to the extension, and of what belongs to that: indexes, sequences, row types.
+/// Owner and ACL of all objects of the extension, and of their own: indexes, sequences, row types.
 const OURS: &str = "
     WITH RECURSIVE ours AS (
         SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension x ON d.refobjid = x.oid
@@ -41,7 +41,7 @@ fn not_owned(database: &Database) -> Vec<String> {
     rows.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// What somebody else than the owner may do: 'schema webhook: app has USAGE'.
+/// The rights of others than the owner: 'schema webhook: app has USAGE'.
 #[track_caller]
 fn given_away(database: &Database) -> Vec<String> {
     let rows = database.connect().query(
@@ -86,7 +86,7 @@ fn default_privileges_of_anybody_give_nothing_away() {
     );
     assert_eq!(not_owned(&database), Vec::<String>::new());
     assert_eq!(given_away(&database), Vec::<String>::new());
-    // The owner has all of its own, whatever the defaults take from owners: the worker delivers.
+    // The owner has all rights to its own objects, whatever the defaults take from owners: the worker delivers.
     let receiver = Receiver::start();
     database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'standard'");
     let event = database.emit("order.created", json!({}));
@@ -307,7 +307,7 @@ fn where_nothing_is_preloaded_an_operator_is_checked_all_the_same() {
     assert_eq!(refusal(&mut operator, &sql).code().code(), "55000");
 }
 
-/// Review H1: who owns the schema that our functions are in may put another in its place.
+/// Review H1: the owner of the schema that our functions are in may put another in its place.
 #[test]
 fn the_owner_of_the_functions_schema_gets_none_of_our_calls() {
     let cluster = Cluster::start();
@@ -402,7 +402,7 @@ fn in_a_schema_of_its_own_a_level_is_all_that_a_role_needs_and_nothing_stays_beh
          SELECT hooks.webhook_revoke('app', 'emit');
          DROP ROLE app",
     );
-    // Somebody else's things in that schema: what a role may do with them is not ours to take.
+    // Somebody else's objects in that schema: the rights of roles to them are not ours to take.
     database.execute(
         "CREATE ROLE app; CREATE TABLE hooks.note (); GRANT USAGE ON SCHEMA hooks TO app;
          SELECT hooks.webhook_grant('app', 'read'), hooks.webhook_revoke('app', 'read')",

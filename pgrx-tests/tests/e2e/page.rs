@@ -44,7 +44,7 @@ fn hostile_database(cluster: &Cluster) -> (Database, Receiver) {
 
 #[track_caller]
 fn fail_everywhere(database: &Database) {
-    // Of the tenant that the first of them has.
+    // They are of the tenant that the first of them has.
     database.execute(
         "SELECT webhook_emit('order.created', '{\"note\": \"s3cret payload\"}', tenant => '<script>document.title=1<')
          FROM generate_series(1, 3)",
@@ -66,7 +66,7 @@ const FAULTS: [&str; 6] = [
     "pictures_without_name",
 ];
 
-/// What a browser says of a page that is as it should be.
+/// The report of a browser about a page that is as it should be.
 #[track_caller]
 fn require_sound(report: &Value, url: &str, width: u32) {
     assert_eq!(report["complaints"], json!([]), "{report}");
@@ -119,7 +119,7 @@ fn hostile_names_stay_text_in_a_browser_and_the_sql_beside_them_replays() {
     }
     assert!(!page.contains("s3cret") && !page.contains('\u{202e}'));
 
-    // The newest ten have a statement each. What a person copies, and not what an endpoint is called, is executed.
+    // The newest ten have a statement each. A person's copy of it is executed, and not the name of an endpoint.
     receiver.respond("/broken", |_, _| Answer::status(200));
     let text = wide["text"].as_str().expect("it has text");
     let statements: Vec<&str> = text

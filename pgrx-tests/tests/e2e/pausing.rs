@@ -117,7 +117,7 @@ fn pausing_and_resuming_tell_what_they_have_changed() {
     database.wait_until("SELECT count(*) = 2 FROM webhook.delivery WHERE status = 'SENT'");
     assert_eq!(call("resume"), 0);
 
-    // Retries that a closed breaker kept waiting, and all that an open one did.
+    // Retries that a closed breaker kept waiting, and all deliveries that an open one did.
     fail(&database, &receiver, 2);
     assert_eq!(call("resume"), 2);
     database.wait_until("SELECT count(*) = 4 FROM webhook.delivery WHERE status = 'SENT'");

@@ -71,7 +71,7 @@ fn a_delivery_cancelled_in_flight_stays_cancelled() {
     );
 }
 
-/// Whatever a person has done to a delivery in a transaction that is open, others go out meanwhile, and it does afterwards.
+/// While a person's transaction on a delivery is open others go out, and this one does afterwards.
 fn assert_that_others_go_out_while_open(statement: &str, end: &str) {
     let database = Cluster::shared().database("open_transaction");
     let receiver = Receiver::start();

@@ -7,7 +7,7 @@ use webhook_e2e::{Cluster, Database};
 const QUEUED: i64 = 20_000;
 const BATCH: i64 = 100;
 
-/// What one of the worker's calls may read of an index, whatever is queued: some entries for each row that it handles.
+/// Entries of an index that one call of the worker may read, whatever is queued: some for each row that it handles.
 const READS: i64 = 10 * BATCH;
 
 #[test]
@@ -41,7 +41,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
             &[&(QUEUED as i32)],
         )
         .unwrap();
-    // The retries are behind all that has never been tried.
+    // The retries are behind all deliveries that have never been tried.
     client.batch_execute(&claim(3)).unwrap();
     let open = "
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
@@ -87,7 +87,7 @@ fn upkeep_planned_for_an_empty_queue_serves_a_backlog_beside_removed_and_paused_
     }
 }
 
-/// What a sender calls now and then, as removed endpoints that are long gone have it.
+/// Statements that a sender calls now and then, with the arguments of removed endpoints that are long gone.
 const UPKEEP: [&str; 5] = [
     "SELECT webhook.end_orphans(0, 100)",
     "UPDATE webhook.removed_endpoint SET ended_at = now() - interval '1 year';
@@ -106,7 +106,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_backlog_with_keys() {
     let cluster = Cluster::idle();
     let database = cluster.database("keys");
     let mut client = planned_while_empty(&database, 1);
-    // What concerns keys is planned with the first of them.
+    // Statements about keys are planned with the first of them.
     client.execute(EMIT_WITH_KEYS, &[&2]).unwrap();
     client.batch_execute(&claim(BATCH as i32)).unwrap();
     client
@@ -122,7 +122,7 @@ fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
     let database = cluster.database("turns");
     let mut client = planned_while_empty(&database, 1);
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
-    // Those in turn wait for their retry, behind all that has never been met.
+    // The deliveries in turn wait for their retry, behind all deliveries that have never been met.
     client.batch_execute(&claim(10)).unwrap();
     let open = "
         SELECT webhook.release_lost(array_agg(event_id), array_agg(endpoint_id)) FROM webhook.delivery_queue WHERE status = 'SENDING';
@@ -200,7 +200,7 @@ fn an_emit_planned_without_endpoints_serves_many() {
     assert_eq!(queued, 50 + 50 - 25 + 1, "an object is no number");
 }
 
-/// How many endpoints were read so far, by whatever way.
+/// How many endpoints were read so far, by index or not.
 fn endpoints_read(client: &mut Client) -> i64 {
     for statement in [
         "SELECT pg_stat_force_next_flush()",
@@ -284,7 +284,7 @@ fn a_look_at_a_long_queue_reads_no_more_than_it_counts() {
          SELECT count(*) FROM webhook_emit_many('type.later', array_fill('{{}}'::jsonb, ARRAY[{LONG}]), deliver_at => now() + interval '1 day');
          SELECT count(*) FROM webhook_emit_many('type.now', array_fill('{{}}'::jsonb, ARRAY[{COUNTED} - 1]))"
     ));
-    // Due and exactly as many as are counted; whatever is queued besides is not looked through for them.
+    // Exactly as many are due as are counted; other queued deliveries are not looked through for them.
     let seen = client.query_one(look, &[]).unwrap();
     let seen: (i64, i64, bool, bool) = (seen.get(0), seen.get(1), seen.get(2), seen.get(3));
     assert_eq!(seen, (COUNTED, COUNTED - 1, true, true));

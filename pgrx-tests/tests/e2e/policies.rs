@@ -1,4 +1,4 @@
-//! Policies of one's own: made with an INSERT or a copy, and what makes no sense is refused.
+//! Policies of one's own: made with an INSERT or a copy; values that make no sense are refused.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use super::presets::{
 
 #[test]
 fn a_wait_is_never_negative_and_never_overflows() {
-    // backoff, initial_delay, factor, max_delay, schedule, jitter_down, jitter_up: each at the end of what is allowed.
+    // backoff, initial_delay, factor, max_delay, schedule, jitter_down, jitter_up: each at the end of its range.
     let extremes = [
         "'exponential', '1000 days', 100, '1000 days', '{1 s}', 1, 1",
         "'exponential', '1 us', 100, '1000 days', '{1 s}', 1, 1",
@@ -224,7 +224,7 @@ fn no_column_of_a_policy_but_hold_for_may_be_null() {
 
 #[test]
 fn an_endpoint_can_ask_for_a_wait_as_far_as_the_policy_lets_it() {
-    // The own delay is 60 s, max_delay 600 s. Mode, what is asked, the wait.
+    // The own delay is 60 s, max_delay 600 s. The mode, the wait that is asked for, the wait.
     let cases = [
         ("ignore", "'300 s'", 60),
         ("ignore", "NULL", 60),

@@ -1,5 +1,5 @@
-//! The worker reads the queue of an endpoint from where it has come to. Whatever becomes due behind that place is sent as
-//! promptly as the rest: nothing but commits wakes the worker here.
+//! The worker reads the queue of an endpoint from where it has come to. A delivery that becomes due behind that place
+//! is sent as promptly as the rest: nothing but commits wakes the worker here.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -38,7 +38,7 @@ fn a_late_commit_is_sent_without_a_look_at_everything() {
     let mut late = session.transaction().unwrap();
     let event = emit(&mut late, "order.created", json!({}));
     pass_by(&database, &receiver);
-    // What the worker has counted is known with what it has done.
+    // The worker's counts are known with the results of its work.
     let looks = |sent: i64| {
         database.wait_until(&format!(
             "SELECT n_tup_del >= {sent} FROM pg_stat_user_tables WHERE relid = 'webhook.delivery_queue'::regclass"
@@ -203,8 +203,9 @@ fn a_pinned_snapshot_does_not_make_the_worker_pass_over_all_that_it_has_sent() {
     assert!(blocks < READS, "{blocks} index blocks were read");
 }
 
-/// Emitters that commit late, with keys and without; attempts that fail; a person who locks deliveries, puts them off and moves
-/// them to the past. Not those with a key: a turn that comes to a locked delivery is passed on by recovery, later.
+/// Emitters that commit late, with keys and without; attempts that fail; a person who locks deliveries, puts them off
+/// and moves them to the past. Deliveries with a key are left out: recovery passes on a turn that comes to a locked
+/// delivery, later.
 #[test]
 fn whatever_happens_at_the_same_time_every_event_is_accepted_once() {
     const EMITTERS: u64 = 4;

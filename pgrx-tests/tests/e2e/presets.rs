@@ -17,7 +17,7 @@ pub(super) struct Preset {
     delays: &'static [i64],
     /// From the first attempt to each later one.
     cumulative: &'static [i64],
-    /// What a hypothetical attempt far beyond the last would wait.
+    /// The wait of a hypothetical attempt far beyond the last.
     at_last: i64,
     /// Fractions down and up.
     jitter: (f64, f64),
@@ -51,7 +51,7 @@ const USUAL: [(&str, &str); 9] = [
     ("keep_sent", "= true"),
 ];
 
-/// What the others say only where they differ.
+/// The others name only values that differ from these.
 const PATIENT: Preset = Preset {
     name: "patient",
     document: "000_9675ae1d3b60a50c",

@@ -1,4 +1,4 @@
-//! A preview is what is sent.
+//! A preview is the request that is sent.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ fn database() -> Database {
     Cluster::shared().database("preview")
 }
 
-/// What depends on the second in which it is sent.
+/// Headers that depend on the second in which they are sent.
 const OF_THE_MOMENT: [&str; 3] = [
     "webhook-timestamp",
     "webhook-signature",
@@ -50,7 +50,7 @@ fn preview(database: &Database, event: Uuid, endpoint: &str) -> Preview {
     row.unwrap_or_else(|error| panic!("{error:?}")).into()
 }
 
-/// All that arrived; a header that came twice has its values joined, as HTTP reads them.
+/// All headers that arrived; one that came twice has its values joined, as HTTP reads them.
 fn headers_of(request: &Request) -> BTreeMap<String, String> {
     let mut headers = BTreeMap::<String, String>::new();
     for (name, value) in &request.headers {

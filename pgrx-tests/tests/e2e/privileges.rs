@@ -143,7 +143,7 @@ fn each_level_may_do_what_the_table_says_and_nothing_else() {
         (RELAY, "SELECT webhook.expire_waiting(10), webhook.expire(10, NULL, NULL, NULL, NULL)".into()),
         (RELAY, "SELECT webhook.expire_figures(0, 10), webhook.forget_removed_endpoints(0, 10)".into()),
         (RELAY, "SELECT webhook.check_metrics(), webhook.raise_alerts(), webhook.add_figures('[]')".into()),
-        // What runs as the worker, or gives privileges away, is nobody's but the owner's.
+        // Only the owner may call functions that run as the worker, or give privileges away.
         (NOBODY, "CREATE TRIGGER mine AFTER INSERT ON webhook.attempt EXECUTE FUNCTION suppress_redundant_updates_trigger()".into()),
         (NOBODY, "CREATE TABLE webhook.mine ()".into()),
         (NOBODY, "TRUNCATE webhook.event".into()),
@@ -189,7 +189,7 @@ fn an_operator_changes_nothing_of_a_delivery_but_when_and_whether_it_is_sent() {
     }
 }
 
-/// Every function that people call, with the levels that may; whoever adds one has to decide.
+/// Every function that people call, with the levels that may call it; a new function needs a decision.
 #[test]
 fn every_function_that_people_call_has_its_levels() {
     let stage = Stage::set();
@@ -268,7 +268,7 @@ fn an_operator_tests_replays_and_backfills_by_the_procedures() {
     let replayed = "SELECT claim_seq > 1 AND status = 'FAILED' FROM webhook.delivery";
     stage.database.wait_until(replayed);
 
-    // What the procedures are made of does not serve for more.
+    // The parts of the procedures do not serve for more.
     let sql = format!("SELECT webhook.end_test('{}', 1, '-infinity')", stage.event);
     let refusal = refusal(&mut operator, &sql);
     assert_eq!(refusal.code().code(), "22023");
@@ -360,8 +360,8 @@ fn a_role_or_level_that_does_not_exist_is_refused() {
     }
 }
 
-/// Functions and operators that would be taken instead of the server's own, were the search_path the caller's; each notes
-/// for whom it ran.
+/// Functions and operators that would be taken instead of the server's own, were the search_path the caller's; each
+/// notes for whom it ran.
 const TROJANS: &str = "
     CREATE TABLE trap.sprung (who text, how text);
     GRANT ALL ON trap.sprung TO PUBLIC;
@@ -420,7 +420,7 @@ fn trojans_in_the_search_path_and_among_temporary_objects_are_never_called() {
              SET search_path = trap, pg_temp, pg_catalog"
         ))
         .unwrap();
-    // The traps work: whoever does not guard against them runs into them.
+    // The traps work: a session that does not guard against them runs into them.
     session
         .batch_execute("SELECT 'a'::text || 'b'::text, now()")
         .unwrap();
@@ -497,7 +497,7 @@ fn our_trigger_functions_serve_on_no_table_of_others() {
     }
 }
 
-/// What debug_print_plan shows to a role: all constants of all plans that its statement needs, as text.
+/// The constants of all plans that the statement needs, as text: debug_print_plan shows them to a role.
 fn constants_of_plans(database: &Database, role: &str, sql: &str) -> String {
     let shown = Arc::new(Mutex::new(String::new()));
     let sink = Arc::clone(&shown);
@@ -581,7 +581,8 @@ fn a_worker_that_is_no_superuser_does_all_of_its_work() {
         &receiver.url("/watch"),
         "event_types => '{webhook.*}'",
     );
-    // Fails twice, opens the breaker, succeeds as the probe, closes it; two alerts are sent; retention removes all of it.
+    // Fails twice, opens the breaker, succeeds as the probe, closes it; two alerts are sent; retention removes all of
+    // it.
     database.emit("order.created", json!({}));
     receiver.wait_for_requests_to("/watch", 2);
     database.wait_until("SELECT NOT EXISTS (SELECT FROM webhook.event)");

@@ -1,4 +1,4 @@
-//! The probe: which delivery it is, that there is one at a time, and what becomes of one that is lost or late.
+//! The probe: the delivery that it is, one at a time, and the end of one that is lost or late.
 
 use std::collections::HashSet;
 use std::sync::Barrier;

@@ -8,7 +8,8 @@ use webhook_e2e::{Answer, Cluster, Database, Looking, Receiver};
 
 const HOSTILE: &str = "a\"b\\c{d=\"e\"} 1 <script> \u{202e}x é 👍";
 
-/// Three deliveries to `orders` are sent, one of them at the second attempt; two to an endpoint of a hostile name fail for good.
+/// Three deliveries to `orders` are sent, one of them at the second attempt; two to an endpoint of a hostile name
+/// fail for good.
 fn used_database(cluster: &Cluster) -> (Database, Receiver, Looking, String) {
     let database = cluster.database("prometheus");
     let receiver = Receiver::start();

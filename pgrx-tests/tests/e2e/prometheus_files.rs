@@ -125,7 +125,7 @@ fn every_query_of_the_rules_and_of_the_dashboard_has_data() {
     }
 }
 
-/// Of an alert, whether it is raised or not: a comparison gives nothing where it does not hold.
+/// The query of an alert, raised or not: a comparison gives nothing where it does not hold.
 fn query_of_rule(rule: &Value) -> String {
     let query = rule["query"].as_str().expect("a rule has a query");
     if rule["type"] != "alerting" {
@@ -213,7 +213,7 @@ fn postgres_exporter_tells_the_same_as_a_relay() {
         let described = ours.inspect(|family| assert_ne!(family["help"], "", "{family}"));
         let samples =
             described.flat_map(|family| family["samples"].as_array().cloned().unwrap_or_default());
-        // What has no value yet is not a number there, and missing here.
+        // A metric without a value is not a number there, and missing here.
         let samples = samples.filter(|sample| sample[2].is_number());
         let mut samples: Vec<(String, String)> = samples
             .map(|sample| {

@@ -1,4 +1,5 @@
-//! The codes that monitors match: every verdict and reason is listed, documented and CHECKed, and stands where people look.
+//! The codes that monitors match: every verdict and reason is listed, documented and CHECKed, and stands where people
+//! look.
 
 use std::collections::BTreeSet;
 
@@ -123,7 +124,7 @@ fn those_who_read_see_the_codes_and_those_who_operate_may_write_them() {
     assert_eq!(database.query_one_value::<String>(reason), "cancelled");
 }
 
-/// What failed, what waits, how the endpoint is doing and what is to be told: the same code in all of them.
+/// A failed delivery, a waiting one, the endpoint's state and the alert have the same code.
 #[test]
 fn monitors_find_the_code_where_they_look() {
     let database = Cluster::idle().database("found");
@@ -161,7 +162,7 @@ fn monitors_find_the_code_where_they_look() {
     assert_eq!(text(attempts), "final status, final dns, retry tls");
 }
 
-/// The sender says how long ago an attempt ended, and what it says of the future is now.
+/// The sender says how long ago an attempt ended; a time in the future is now.
 #[test]
 fn the_database_clock_tells_when_an_attempt_ended() {
     let database = Cluster::idle().database("clock");

@@ -1,4 +1,5 @@
-//! The receivers of docs/receiving.md, run as they are written: what they take, what they refuse, and how often.
+//! The receivers of docs/receiving.md, run as they are written: the requests that they take and refuse, and how
+//! often.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};

@@ -4,7 +4,7 @@ use postgres::fallible_iterator::FallibleIterator;
 use serde_json::{Value, json};
 use webhook_e2e::{Answer, Cluster, Receiver, wait};
 
-/// The blocks of code in a section, those of the language alone.
+/// The blocks of code in a section, in this language alone.
 pub fn blocks<'a>(page: &'a str, heading: &str, language: &str) -> Vec<&'a str> {
     let (_, section) = page.split_once(heading).expect("the section is there");
     let section = section.split("\n## ").next().unwrap();

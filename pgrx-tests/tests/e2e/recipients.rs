@@ -81,7 +81,7 @@ fn patterns_choose_endpoints() {
         ("orders.created", &["*"]),
         ("Order.created", &["*", "Order.*"]),
         ("invoice.paid", &["*", "invoice.paid order.created"]),
-        // The reserved types are those with the dot.
+        // The reserved types have the dot.
         ("webhooks.created", &["*"]),
         ("webhook", &["*"]),
     ];
@@ -205,7 +205,7 @@ fn endpoints_can_be_chosen_by_their_addresses() {
         reached("'order.created', endpoints => '{b,a,b}'"),
         ["a", "b"]
     );
-    // Only those among them that want it.
+    // Only the endpoints among them that want it get it.
     assert_eq!(reached("'invoice.paid', endpoints => '{a,b}'"), ["a"]);
     assert_eq!(
         reached("'order.created', endpoints => '{acme/a,zeta/a,b}'"),

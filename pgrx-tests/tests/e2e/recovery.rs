@@ -330,8 +330,8 @@ fn a_server_crash_loses_nothing() {
     assert_eq!(distinct(&receiver.requests()).len(), 500);
 }
 
-/// A worker that is told to stop gives a request in flight 2 s. The rest is room for a machine that stands still now and
-/// then; whoever waited for the answer instead, or for the timeout, would wait for two minutes.
+/// A worker that is told to stop gives a request in flight 2 s. The rest is room for a machine that stands still now
+/// and then; a worker that waited for the answer instead, or for the timeout, would take two minutes.
 const QUICK: Duration = Duration::from_secs(10);
 
 fn add_patient_endpoint(database: &Database, url: &str) {

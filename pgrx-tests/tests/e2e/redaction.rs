@@ -163,7 +163,6 @@ fn an_answer_that_arrives_while_its_event_is_being_redacted_is_not_kept() {
     assert_eq!(statuses(&database, event), "a CANCELLED, b FAILED");
 }
 
-/// Answers with what it got.
 fn echo(status: u16) -> impl Fn(&Request, usize) -> Answer {
     move |request, _| Answer::status(status).body(request.body.clone())
 }

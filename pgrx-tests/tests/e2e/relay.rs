@@ -1,4 +1,4 @@
-//! A relay delivers what the server leaves to it: webhook.max_in_flight is 0 there.
+//! A relay delivers where the server leaves delivery to it: webhook.max_in_flight is 0 there.
 
 use std::collections::HashSet;
 

@@ -11,7 +11,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 const MOST_MEMORY: u64 = 20 << 20;
 const ENDPOINTS: usize = 10;
 
-/// All that it has in memory, its program included.
+/// The memory of the process, its program included.
 fn memory(pid: c_int) -> u64 {
     let pages = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
     let pages = pages
@@ -21,7 +21,7 @@ fn memory(pid: c_int) -> u64 {
     4096 * pages.expect("the kernel counts pages")
 }
 
-/// Of all its threads.
+/// The time of all its threads.
 fn processor_time(pid: c_int) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let nanoseconds = threads.map(|thread| {

@@ -1,4 +1,4 @@
-//! How a relay reaches its database, and what it says where it cannot.
+//! The connection of a relay to its database, and its message where there is none.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -115,8 +115,8 @@ fn give_to_the_server(cluster: &Cluster, path: &Path, mode: u32) {
     chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
 }
 
-/// A server with a certificate for `localhost`, and the file of its authority; none where it was built without TLS, as some
-/// of those are that `make setup` fetches.
+/// A server with a certificate for `localhost`, and the file of its authority; none where it was built without TLS,
+/// as some builds are that `make setup` fetches.
 fn encrypted() -> Option<(Cluster, String)> {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

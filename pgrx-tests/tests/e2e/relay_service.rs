@@ -12,7 +12,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 const UNIT: &str = include_str!("../../../relay/webhook-relay.service");
 const CONFIGURATION: &str = include_str!("../../../relay/webhook-relay.conf");
 
-/// Of the lines that begin with `name=`.
+/// The value of the line that begins with `name=`.
 fn setting(name: &str) -> &'static str {
     let values = UNIT
         .lines()
@@ -34,7 +34,7 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_that_it_lets_the_relay_d
     }
     let directory = ServerDirectory::create("e2e");
     let unit = directory.join("webhook-relay.service");
-    // What it starts must be there.
+    // The program that it starts must be there.
     fs::write(&unit, UNIT.replace("/usr/bin/webhook-relay", PROGRAM)).unwrap();
     let analyze = |arguments: &[&str]| {
         let output = Command::new("systemd-analyze")
@@ -48,7 +48,7 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_that_it_lets_the_relay_d
     };
     let (verified, told, _) = analyze(&["verify"]);
     assert!(verified && told.is_empty(), "{told}");
-    // Of 100; a service that hardens nothing has more than 90.
+    // The threshold is out of 100; a service that hardens nothing has more than 90.
     let (hardened, told, printed) = analyze(&["security", "--offline=true", "--threshold=20"]);
     assert!(hardened, "{told}{printed}");
 }

@@ -43,7 +43,7 @@ fn a_session_that_has_emitted_knows_what_others_change() {
         assert_eq!(reached(&mut session), expected, "{change}, again");
     }
 
-    // Also in the middle of a transaction, which sees what others commit.
+    // Also in the middle of a transaction, which sees commits of others.
     let mut transaction = session.transaction().unwrap();
     assert_eq!(reached(&mut transaction), ["c"]);
     database.execute("UPDATE webhook.endpoint SET name = 'd', tenant = NULL WHERE name = 'b'");

@@ -1,4 +1,4 @@
-//! `webhook_remove_endpoint()`, and what becomes of the deliveries of an endpoint that is gone.
+//! `webhook_remove_endpoint()`, and the deliveries of an endpoint that is gone.
 
 use serde_json::json;
 use uuid::Uuid;
@@ -128,7 +128,7 @@ fn an_endpoint_that_is_inserted_again_is_as_it_was() {
 
     database.execute("SELECT webhook_pause('back')");
     let kept_back = database.emit("order.created", json!({}));
-    // What is removed is cancelled in the same step.
+    // Removed deliveries are cancelled in the same step.
     database.add_endpoint("gone", &Receiver::closed_url());
     database.execute("SELECT webhook_pause('gone')");
     let orphan = database.emit("order.created", json!({}));

@@ -239,7 +239,7 @@ fn what_to_replay_must_be_said() {
 #[test]
 fn filters_choose_by_endpoint_type_and_time_of_the_end() {
     let database = paused_database();
-    // Of this week, where retention does not come.
+    // Days of this week, where retention does not come.
     let day = |ago: i32| -> String {
         database.query_one_value(&format!(
             "SELECT quote_literal(date_trunc('day', now()) - interval '{ago} days') || '::timestamptz'"
@@ -399,7 +399,7 @@ fn replay_all_commits_after_each_batch() {
             .batch_execute("CALL webhook_replay_all('a', batch_size => 100)")
             .unwrap();
     });
-    // The batch of the locked row waits; those before it are there for all to see, and not a lock is left of them.
+    // The batch of the locked row waits; earlier batches are there for all to see, and none of their locks is left.
     database.wait_until("SELECT count(*) = 2400 FROM webhook.delivery_queue");
     database.wait_until(&format!(
         "SELECT count(*) > 0 FROM pg_locks WHERE pid = {pid} AND NOT granted"

@@ -8,8 +8,8 @@ use serde_json::json;
 use uuid::Uuid;
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
 
-/// Long enough for a sweep from the beginning: after each the worker rests for a hundred times as long as it has taken, with
-/// all that the machine has stood still meanwhile.
+/// Long enough for a sweep from the beginning: after each the worker rests for a hundred times as long as it has
+/// taken, with all the time that the machine has stood still meanwhile.
 const SWEEP: Duration = Duration::from_secs(600);
 
 /// Rows as they would be if the worker had made them that long ago; each delivery has an attempt.
@@ -32,7 +32,7 @@ const PAST: &str = "
         SELECT past_delivery(past_event(age), (SELECT min(id) FROM webhook.endpoint), ended, age)
     $$";
 
-/// A database with one endpoint, which gets nothing but what has `type` of its own.
+/// A database with one endpoint, which gets only events of its own type.
 pub(super) fn database(cluster: &Cluster, receiver: &Receiver) -> Database {
     let database = cluster.database("retention");
     database.execute(PAST);
@@ -44,7 +44,7 @@ pub(super) fn database(cluster: &Cluster, receiver: &Receiver) -> Database {
     database
 }
 
-/// Ends what the other threads do, also when this one fails.
+/// Ends the work of the other threads, also when this one fails.
 pub(super) struct AtTheEnd<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for AtTheEnd<'_> {
@@ -53,8 +53,8 @@ impl Drop for AtTheEnd<'_> {
     }
 }
 
-/// Waits until a worker has looked at everything once more. A new one begins with that, and looks at counters when it has come
-/// to the end.
+/// Waits until a worker has looked at everything once more. A new one begins with that, and looks at counters when it
+/// has come to the end.
 #[track_caller]
 pub(super) fn wait_for_a_sweep(database: &Database) {
     let earlier = worker::pid(database);
@@ -237,7 +237,7 @@ fn events_that_matched_nothing_go() {
 #[test]
 fn old_events_that_are_needed_do_not_hide_those_that_are_not() {
     let database = database(Cluster::shared(), &Receiver::start());
-    // More than one step of them, and what is due is behind and between them.
+    // More than one step of them, and expired rows are behind and between them.
     database.execute("SELECT past('FAILED', '20 days') FROM generate_series(1, 1500)");
     let due: Uuid = database.query_one_value("SELECT past_event('8 days')");
     database.execute("SELECT past('FAILED', '7 days 1 min') FROM generate_series(1, 500)");
@@ -285,7 +285,7 @@ fn minus_one_keeps_for_ever_and_a_reload_ends_that() {
     );
     database.execute(OLD_FIGURES);
     wait_until(&database, OLD_FIGURES_IS_GONE);
-    // Its event is no delivery's any more, and such events are kept as long as what was sent.
+    // Its event is no delivery's any more, and such events are kept as long as sent ones.
     assert_eq!(rows_of(&database, &[sent, failed, unmatched]), (3, 1, 1));
 
     cluster.configure("webhook.retention_sent = '7d'");
@@ -510,7 +510,7 @@ fn a_read_only_server_removes_nothing_and_says_nothing() {
 fn a_removed_endpoint_is_forgotten_when_nothing_has_its_number_any_more() {
     let mut cluster = cluster_that_keeps_everything();
     let database = database(&cluster, &Receiver::start());
-    // Nobody ends what still waits for them; and in one transaction, since the worker looks at them too.
+    // Nobody ends deliveries that still wait for them; and in one transaction, since the worker looks at them too.
     cluster.configure("webhook.enabled = off");
     cluster.reload();
     database.wait_until("SELECT state = 'disabled' FROM webhook_status()");

@@ -42,7 +42,7 @@ fn what_somebody_has_locked_is_passed_over_and_goes_later() {
     assert_eq!(rows_of(&database, &others), (0, 0, 0));
     let [history, dead_letter, attempt, event] = locked;
     assert_eq!(rows_of(&database, &[history, dead_letter]), (2, 2, 2));
-    // The delivery is gone; what is left of it keeps its event.
+    // The delivery is gone; the rest of its rows keep its event.
     assert_eq!(rows_of(&database, &[attempt]), (1, 0, 1));
     assert_eq!(rows_of(&database, &[event]), (1, 0, 0));
     let emitted = database.emit("order.created", json!({}));
@@ -113,7 +113,7 @@ fn a_delivery_that_is_being_sent_again_keeps_its_event() {
     assert_eq!(rows_of(&database, &events).0, 3);
 }
 
-/// People send again what is about to go, one moment before or after, while several sessions remove it.
+/// People send deliveries again that are about to go, one moment before or after, while several sessions remove them.
 #[test]
 fn sending_again_and_removing_at_the_same_time_loses_no_event() {
     const EVENTS: i64 = 4_000;
@@ -171,7 +171,7 @@ fn sending_again_and_removing_at_the_same_time_loses_no_event() {
     }
 }
 
-/// So many of what is about to go are sent again.
+/// So many deliveries that are about to go are sent again.
 const MEETINGS: usize = 101;
 
 /// Steps as the worker makes them, until the last event; each when somebody has met the ones before it.

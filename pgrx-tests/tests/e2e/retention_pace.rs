@@ -1,4 +1,4 @@
-//! How much retention does at a time, and what it costs.
+//! The pace of retention, and its cost.
 
 use postgres::Client;
 use webhook_e2e::{Cluster, Receiver};
@@ -52,9 +52,9 @@ fn old_events_that_are_needed_make_retention_look_on_but_not_hurry() {
     assert_eq!((said.get(0), said.get(1)), (true, false));
 }
 
-/// A first step takes 200 rows, and what it leaves makes the next ones larger and closer together: from one to the next pass
-/// four times what a step takes, and not twenty times that. Each is slow, so that it outlasts whatever else keeps the machine
-/// busy.
+/// A first step takes 200 rows, and the rows that it leaves make the next ones larger and closer together: the time
+/// from one to the next is four times that of a step, and not twenty times. Each is slow, so that it outlasts
+/// whatever else keeps the machine busy.
 #[test]
 fn retention_that_is_behind_removes_more_in_a_step_and_rests_less() {
     const EXPIRED: i64 = 10_000;

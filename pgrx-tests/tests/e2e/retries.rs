@@ -1,5 +1,5 @@
-//! Retries end to end: what each answer and each error leads to, when the next attempt is, and what a lost claim
-//! changes.
+//! Retries end to end: the effect of each answer and each error, the time of the next attempt, and the effect of a
+//! lost claim.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) fn database() -> Database {
     Cluster::shared().database("retries")
 }
 
-/// Two attempts, 20 ms apart, and whatever else the test wants of its policy.
+/// Two attempts, 20 ms apart, and the columns that the test adds to its policy.
 fn add_policy(database: &Database, name: &str, columns: &str, values: &str) {
     database.execute(&format!(
         "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, jitter_down, jitter_up, failure_threshold, {columns})
@@ -146,8 +146,8 @@ fn a_429_with_retry_after_1_is_retried_no_sooner_than_in_a_second() {
 fn retry_after_is_heeded_as_the_policy_says() {
     const HOUR: f64 = 3600.0;
     const DAY: f64 = 24.0 * HOUR;
-    // The policy's own delay is an hour, max_delay a day, or two hours where it is brief. Mode, status, Retry-After, the wait
-    // in seconds.
+    // The policy's own delay is an hour, max_delay a day, or two hours where it is brief. Mode, status, Retry-After,
+    // the wait in seconds.
     let cases = [
         ("at_least", 429, "7200", 2.0 * HOUR),
         ("at_least", 503, "7200", 2.0 * HOUR),

@@ -1,25 +1,24 @@
-//! The engine, over the relay's session, and its SQL against a model written from the documentation alone: random policies,
-//! random outcomes in batches of random size, and after each batch every delivery must be where the model has it.
+//! The engine, over the relay's session, and its SQL against a model written from the documentation alone: random
+//! policies, random outcomes in batches of random size, and after each batch every delivery must be where the model
+//! has it.
+
+mod model;
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
 
 use uuid::Uuid;
 use webhook_e2e::Cluster;
-use webhook_e2e::engine::{Claim, OTHER_ERRORS, Outcome, RETRIABLE_ERRORS, Settled};
+use webhook_e2e::engine::{Claim, Settled};
 use webhook_e2e::random::{self, Random};
 use webhook_e2e::scripted::{self, Engine, Exchange, Transaction};
 use webhook_engine::{Hold, Wake};
+
+use model::{Delivery, Policy, Verdict, random_outcome};
 
 const CASES: u64 = 200;
 const ENDPOINTS: usize = 2;
 const EVENTS: usize = 4;
 const ROUNDS: usize = 12;
-
-const SECOND: f64 = 1e6;
-const DAY: f64 = 86_400.0 * SECOND;
-/// What a policy and an endpoint cannot go below.
-const SHORTEST_WAIT: f64 = 0.1 * SECOND;
 /// A wait is rounded to whole microseconds.
 const SLACK: f64 = 2.0;
 
@@ -29,243 +28,6 @@ fn sql_does_what_the_model_does() {
     let database = cluster.database("model");
     let transaction = Transaction::connect(cluster, &database);
     random::for_each_seed(CASES, |random| Case::run(&transaction, random));
-}
-
-/// Microseconds, from none to the longest that a policy may have, of every order of magnitude.
-fn random_delay(random: &mut Random) -> f64 {
-    let longest = random.one_of(&[1.0, 1e3, SECOND, 60.0 * SECOND, DAY, 1000.0 * DAY]);
-    (random.fraction() * longest).round()
-}
-
-fn random_statuses(random: &mut Random) -> Vec<Range<i32>> {
-    let ranges = random.below(4);
-    (0..ranges)
-        .map(|_| {
-            let start = 100 + random.below(500) as i32;
-            start..start + 1 + random.below(200) as i32
-        })
-        .collect()
-}
-
-struct Policy {
-    max_attempts: i32,
-    backoff: &'static str,
-    initial_delay: f64,
-    factor: f64,
-    max_delay: f64,
-    schedule: Vec<f64>,
-    jitter_down: f64,
-    jitter_up: f64,
-    success_status: Vec<Range<i32>>,
-    disable_status: Vec<Range<i32>>,
-    retry_status: Vec<Range<i32>>,
-    retry_errors: Vec<&'static str>,
-    retry_after: &'static str,
-    keep_sent: bool,
-}
-
-impl Policy {
-    fn random(random: &mut Random) -> Policy {
-        let schedule = 1 + random.below(4);
-        let mut retry_errors = RETRIABLE_ERRORS.to_vec();
-        random.shuffle(&mut retry_errors);
-        retry_errors.truncate(random.below(RETRIABLE_ERRORS.len() + 1));
-        Policy {
-            max_attempts: 1 + random.below(6) as i32,
-            backoff: random.one_of(&["exponential", "fixed", "schedule"]),
-            initial_delay: random_delay(random),
-            factor: 1.0 + random.fraction() * random.one_of(&[1.0, 9.0, 99.0]),
-            max_delay: random_delay(random),
-            schedule: (0..schedule).map(|_| random_delay(random)).collect(),
-            jitter_down: random.fraction(),
-            jitter_up: random.fraction(),
-            success_status: random_statuses(random),
-            disable_status: random_statuses(random),
-            retry_status: random_statuses(random),
-            retry_errors,
-            retry_after: random.one_of(&["ignore", "exact", "at_least"]),
-            keep_sent: random.chance(80),
-        }
-    }
-
-    fn insert(&self, transaction: &Transaction, name: &str) {
-        let interval = |delay: &f64| format!("{delay} us");
-        let multirange = |ranges: &[Range<i32>]| {
-            let ranges = ranges
-                .iter()
-                .map(|range| format!("[{},{})", range.start, range.end));
-            format!("{{{}}}", ranges.collect::<Vec<_>>().join(","))
-        };
-        let schedule: Vec<String> = self.schedule.iter().map(interval).collect();
-        let insert = format!(
-            "INSERT INTO webhook.policy (name, max_attempts, backoff, initial_delay, factor, max_delay, schedule, jitter_down,
-                 jitter_up, success_status, disable_status, retry_status, retry_errors, retry_after, keep_sent, failure_threshold)
-             VALUES ('{name}', {}, '{}', '{}', {}, '{}', '{{{}}}', {}, {}, '{}', '{}', '{}', '{{{}}}', '{}', {}, 0)",
-            self.max_attempts,
-            self.backoff,
-            interval(&self.initial_delay),
-            self.factor,
-            interval(&self.max_delay),
-            schedule.join(","),
-            self.jitter_down,
-            self.jitter_up,
-            multirange(&self.success_status),
-            multirange(&self.disable_status),
-            multirange(&self.retry_status),
-            self.retry_errors.join(","),
-            self.retry_after,
-            self.keep_sent,
-        );
-        transaction.execute(&insert);
-    }
-
-    fn verdict(&self, outcome: &Outcome) -> Verdict {
-        let is_in =
-            |ranges: &[Range<i32>], status| ranges.iter().any(|range| range.contains(&status));
-        match (outcome.status, outcome.failure) {
-            (Some(status), _) if is_in(&self.success_status, status) => Verdict::Success,
-            (Some(status), _) if is_in(&self.disable_status, status) => Verdict::Gone,
-            (Some(status), _) if is_in(&self.retry_status, status) => Verdict::Retry,
-            (Some(_), _) => Verdict::Failure,
-            (None, Some("released")) => Verdict::AsIfNeverClaimed,
-            (None, Some("local")) => Verdict::NotTheEndpointsFault,
-            (None, Some(kind)) if self.retry_errors.contains(&kind) => Verdict::Retry,
-            (None, _) => Verdict::Failure,
-        }
-    }
-
-    /// The shortest and the longest wait after that many attempts.
-    fn wait(&self, attempts: i32, outcome: &Outcome) -> (f64, f64) {
-        let own = match self.backoff {
-            "fixed" => self.initial_delay,
-            "schedule" => self.schedule[(attempts as usize).min(self.schedule.len()) - 1],
-            _ => (self.initial_delay * self.factor.powi(attempts - 1)).min(self.max_delay),
-        };
-        let own = (own * (1.0 - self.jitter_down), own * (1.0 + self.jitter_up));
-        let (shortest, longest) = self.heeding(own, outcome);
-        (shortest.max(SHORTEST_WAIT), longest.max(SHORTEST_WAIT))
-    }
-
-    fn heeding(&self, own: (f64, f64), outcome: &Outcome) -> (f64, f64) {
-        let heeded = matches!(outcome.status, Some(429 | 503)) && self.retry_after != "ignore";
-        match outcome.retry_after {
-            Some(asked) if heeded => {
-                let asked = (asked * SECOND).min(self.max_delay);
-                match self.retry_after {
-                    "exact" => (asked, asked),
-                    _ => (own.0.max(asked), own.1.max(asked)),
-                }
-            }
-            _ => own,
-        }
-    }
-}
-
-#[derive(PartialEq)]
-enum Verdict {
-    Success,
-    Retry,
-    Failure,
-    Gone,
-    NotTheEndpointsFault,
-    AsIfNeverClaimed,
-}
-
-impl Verdict {
-    /// Nothing where the attempt is not logged.
-    fn logged(&self) -> Option<&'static str> {
-        match self {
-            Verdict::Retry => Some("retry"),
-            Verdict::Failure => Some("final"),
-            Verdict::Gone => Some("disable"),
-            Verdict::Success | Verdict::NotTheEndpointsFault | Verdict::AsIfNeverClaimed => None,
-        }
-    }
-}
-
-fn random_outcome(random: &mut Random) -> Outcome {
-    let answered = random.chance(70);
-    let status = answered.then(|| match random.below(3) {
-        0 => random.one_of(&[429, 503]),
-        _ => 100 + random.below(500) as i32,
-    });
-    let kinds = [&RETRIABLE_ERRORS[..], &OTHER_ERRORS].concat();
-    let failure = (!answered).then(|| random.one_of(&kinds));
-    Outcome {
-        status,
-        failure,
-        error: failure.map(|kind| format!("{kind} {}", random.below(1000))),
-        retry_after: (answered && random.chance(60))
-            .then(|| random.one_of(&[0.0, 1.0, 90.0, 86_399.0, 86_401.0, 4_294_967_295.0])),
-        duration_ms: random.below(10_000) as i32,
-        age_ms: 1e3 * random.below(100_000_000) as f64,
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Delivery {
-    event: Uuid,
-    endpoint: i32,
-    partition: &'static str,
-    status: &'static str,
-    attempts: i32,
-    max_attempts: i32,
-    claim_seq: i64,
-    last_status: Option<i32>,
-    last_error: Option<String>,
-    reason: Option<&'static str>,
-    duration_ms: Option<i32>,
-    wait_reason: &'static str,
-    /// Microseconds since 1970.
-    last_attempt_at: Option<f64>,
-    /// Microseconds since 1970 between which the next attempt is due; none where it does not matter.
-    due: Option<(f64, f64)>,
-}
-
-impl Delivery {
-    fn queued(&mut self, status: &'static str) {
-        (self.partition, self.status) = ("webhook.delivery_queue", status);
-    }
-
-    /// False if nothing is kept of it.
-    fn settle(&mut self, policy: &Policy, outcome: &Outcome, now: f64) -> bool {
-        let verdict = policy.verdict(outcome);
-        let finished_at = now - outcome.age_ms * 1e3;
-        if let Verdict::AsIfNeverClaimed = verdict {
-            self.attempts -= 1;
-            self.queued("PENDING");
-            return true;
-        }
-        self.last_status = outcome.status;
-        self.last_error = outcome.described();
-        self.reason = outcome.reason();
-        self.duration_ms = Some(outcome.duration_ms);
-        self.last_attempt_at = Some(finished_at);
-        match verdict {
-            Verdict::Success => {
-                (self.partition, self.status) = ("webhook.delivery_history", "SENT");
-                (self.last_error, self.reason, self.due) = (None, None, None);
-                return policy.keep_sent;
-            }
-            Verdict::NotTheEndpointsFault => {
-                self.attempts -= 1;
-                self.queued("PENDING");
-                self.wait_reason = "retry";
-                self.due = Some((finished_at + SECOND, finished_at + SECOND));
-            }
-            Verdict::Retry if self.attempts < self.max_attempts => {
-                self.queued("PENDING");
-                self.wait_reason = "retry";
-                let (shortest, longest) = policy.wait(self.attempts, outcome);
-                self.due = Some((finished_at + shortest, finished_at + longest));
-            }
-            _ => {
-                (self.partition, self.status) = ("webhook.dead_letter", "FAILED");
-                self.due = None;
-            }
-        }
-        true
-    }
 }
 
 /// Its number, verdict and reason.
@@ -355,7 +117,7 @@ impl Case<'_> {
         self.compare();
     }
 
-    /// What is under way keeps its max_attempts and follows the endpoint's policy in all else.
+    /// A delivery under way keeps its max_attempts and follows the endpoint's policy in all else.
     fn change_a_policy(&mut self) {
         if self.random.chance(15) {
             let policy = self.random.below(self.policies.len());
@@ -368,8 +130,8 @@ impl Case<'_> {
         }
     }
 
-    /// A person makes what waits due, and parks some of it until the next round; whatever a status or too many failures
-    /// switched off is switched on again.
+    /// A person makes waiting deliveries due, and parks some of them until the next round; endpoints that a status or
+    /// too many failures switched off are switched on again.
     fn make_due(&mut self) {
         let mut update = "
             UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL WHERE disabled_at IS NOT NULL;
@@ -476,7 +238,7 @@ impl Case<'_> {
             }
         }
         assert_eq!(self.turn().len(), 0, "something was not settled");
-        // An answer may disable its endpoint; that is not what this model is about.
+        // An answer may disable its endpoint; this model is not about that.
         let enable = "UPDATE webhook.endpoint SET disabled_at = NULL, disabled_reason = NULL";
         self.transaction.execute(enable);
     }

@@ -41,8 +41,8 @@ fn nothing_is_granted_to_public() {
 
 #[test]
 fn every_leaf_and_sequence_is_marked_for_dump() {
-    // A mark on the partitioned parent would dump nothing. Alerts and alarms are not dumped: a copy would tell them again.
-    // Senders that run mean nothing to a copy.
+    // A mark on the partitioned parent would dump nothing. Alerts and alarms are not dumped: a copy would tell them
+    // again. Senders that run mean nothing to a copy.
     assert_each(
         "SELECT c.oid::regclass::text, (c.relkind <> 'p' AND c.relname !~ '^(alert|alarm|sender$|share)') = (c.oid = ANY (x.extconfig))
          FROM pg_class c, pg_extension x
@@ -99,7 +99,7 @@ fn every_table_that_grows_says_when_it_is_vacuumed() {
 #[test]
 fn what_waits_in_its_schema_to_be_taken_for_a_function_or_operator_of_the_system_is_not() {
     let database = Cluster::shared().plain_database("trojans");
-    // Each fits what the script calls better than the polymorphic one of the system.
+    // Each fits the arguments of the script better than the polymorphic function of the system.
     database.execute(
         "CREATE FUNCTION public.cardinality(interval[]) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
          CREATE FUNCTION public.contained(text[], text[]) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true';
@@ -116,8 +116,9 @@ fn what_waits_in_its_schema_to_be_taken_for_a_function_or_operator_of_the_system
 
 #[test]
 fn every_function_has_a_fixed_search_path_or_a_parsed_body() {
-    // A procedure that commits cannot have one, webhook.emit() and its CHECK would cost more, and webhook.watch() finds the names
-    // in a condition as its caller does; they name everything in full, which lint reads. An aggregate has no body.
+    // A procedure that commits cannot have one, webhook.emit() and its CHECK would cost more, and webhook.watch()
+    // finds the names in a condition as its caller does; they name everything in full, which lint reads. An aggregate
+    // has no body.
     assert_each(
         "SELECT p.oid::regprocedure::text,
                 coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false) OR p.prosqlbody IS NOT NULL OR l.lanname = 'c'
@@ -163,8 +164,8 @@ fn security_definer_functions_are_only_those_we_know() {
     assert_eq!(
         names,
         [
-            // Functions that people call, parts of the procedures of operators, calls of relays, and triggers, which have to work
-            // for whoever may write the table.
+            // Functions that people call, parts of the procedures of operators, calls of relays, and triggers, which
+            // have to work for every role that may write the table.
             "webhook.add_figures",
             "webhook.adopt",
             "webhook.agenda",
@@ -311,7 +312,7 @@ fn impossible_states_are_refused() {
     let refusal = database.refusal(&insert("LOST", FINISHED));
     assert_eq!(refusal.code().code(), "23514");
 
-    // Each of them is possible with what it lacked.
+    // Each of them is possible with the value that it lacked.
     database.execute(&insert("PENDING", "attempts = 2"));
     database.execute(&insert("SENDING", &format!("attempts = 3, {CLAIMED}")));
     database.execute(&insert("SENT", FINISHED));

@@ -1,4 +1,4 @@
-//! Which sender serves which endpoints, whoever comes and goes.
+//! The shares of senders, whoever comes and goes.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ impl Sender {
         Sender { session, id }
     }
 
-    /// What it is to serve, and what to give up.
+    /// The shares to serve, and the shares to give up.
     fn shares(&mut self) -> (Vec<i32>, Vec<i32>) {
         let take = "SELECT kept, given_up FROM webhook.take_shares($1, 0)";
         let row = self.session.query_one(take, &[&self.id]).unwrap();

@@ -6,7 +6,7 @@ use webhook_e2e::Database;
 
 use super::endpoints::{CREDENTIAL, assert_refused, database, secret_of, written};
 
-/// Of `webhook_set_endpoint`: the secret, and what changed.
+/// The result of `webhook_set_endpoint`: the secret, and the changes.
 fn set(database: &Database, arguments: &str) -> (Option<String>, Vec<String>) {
     let sql = format!("SELECT * FROM webhook_set_endpoint({arguments})");
     let row = database.connect().query_one(&sql, &[]);

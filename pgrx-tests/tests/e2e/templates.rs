@@ -1,4 +1,4 @@
-//! The format `template`: every value arrives as it is, and what is not right is refused.
+//! The format `template`: every value arrives as it is, and a wrong template is refused.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -238,7 +238,7 @@ fn a_format_and_a_template_that_do_not_go_together_are_refused() {
     }
 }
 
-/// What a superuser can do past the triggers.
+/// A superuser can write past the triggers.
 fn write_unchecked(database: &Database, setting: &str) {
     database.execute(&format!(
         "SET session_replication_role = replica; UPDATE webhook.endpoint SET {setting}"

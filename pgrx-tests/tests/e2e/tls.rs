@@ -99,7 +99,7 @@ fn answer(stream: impl Read + Write) -> std::io::Result<()> {
     stream.get_mut().flush()
 }
 
-/// Listens for as long as the process runs, and keeps what came over the wire, connection by connection.
+/// Listens for as long as the process runs, and keeps the bytes of the wire, connection by connection.
 struct Server {
     url: String,
     heard: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -145,7 +145,7 @@ impl Server {
 
 const SECRET_OF_THE_PAYLOAD: &str = "4111-1111";
 
-/// A connection that keeps what is read from it.
+/// A connection that keeps the bytes that are read from it.
 struct Overheard {
     stream: TcpStream,
     connection: usize,
@@ -175,7 +175,7 @@ fn hold(mut stream: Overheard) {
     while matches!(stream.read(&mut [0; 1024]), Ok(size) if size > 0) {}
 }
 
-/// From now on only this authority's certificates are trusted besides those of the system's.
+/// From now on only this authority's certificates are trusted besides the system's.
 fn trust(cluster: &mut Cluster, database: &Database, authority: &Authority) {
     fs::write(
         cluster.data_directory().join("receivers.pem"),
@@ -186,8 +186,8 @@ fn trust(cluster: &mut Cluster, database: &Database, authority: &Authority) {
     reload(cluster, database);
 }
 
-/// A session that comes after the reload is answered by a worker that may not have seen it yet; one that is switched off
-/// and on has.
+/// A session that comes after the reload is answered by a worker that may not have seen it yet; one that is switched
+/// off and on has.
 fn reload(cluster: &mut Cluster, database: &Database) {
     for (enabled, state) in [("off", "disabled"), ("on", "running")] {
         cluster.configure(&format!("webhook.enabled = {enabled}"));
@@ -247,7 +247,7 @@ fn whoever_cannot_prove_to_be_the_endpoint_gets_a_handshake_and_nothing_else() {
     let mut cluster = Cluster::start();
     let database = cluster.database("matrix");
     trust(&mut cluster, &database, &ours);
-    // Only what stalls ends with its timeout.
+    // Only connections that stall end with their timeout.
     database.execute(
         "INSERT INTO webhook.policy (name, max_attempts, connect_timeout, timeout)
          VALUES ('once', 1, '1 min', '1 min'), ('hasty', 1, '1 s', '1 min')",

@@ -1,5 +1,5 @@
-//! ALTER EXTENSION webhook UPDATE: functions, views and presets are replaced as a whole, tables are not; the worker begins anew,
-//! and neither library nor SQL is worked with where the other is of another protocol.
+//! ALTER EXTENSION webhook UPDATE: functions, views and presets are replaced as a whole, tables are not; the worker
+//! begins anew, and neither library nor SQL is worked with where the other is of another protocol.
 
 use std::thread;
 
@@ -243,7 +243,7 @@ fn an_upgrade_that_an_open_transaction_outlasts_fails_and_names_the_process() {
     assert_eq!(after.beyond(&before), Vec::<String>::new());
 }
 
-/// Their types fit better than those of pg_catalog. Whoever owns the database owns schema public.
+/// Their types fit better than those of pg_catalog. The owner of the database owns schema public.
 #[test]
 fn an_upgrade_uses_no_operator_that_somebody_has_put_beside_the_functions() {
     let cluster = server_with(&scripts::upgrade());

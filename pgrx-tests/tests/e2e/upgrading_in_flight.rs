@@ -74,7 +74,8 @@ fn upgrade_in_flight(database: &Database, statement: &str, upgrade: impl FnOnce(
             upgrade();
             is_done.store(true, Ordering::Release);
         });
-        // The upgrade of an extension waits for the requests of the worker; one that waits for nothing may not be seen.
+        // The upgrade of an extension waits for the requests of the worker; one that waits for nothing may not be
+        // seen.
         scope.spawn(|| {
             let seen = format!(
                 "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()

@@ -1,4 +1,4 @@
-//! Why deliveries wait: what webhook.waiting says of each, and that a column says one thing.
+//! Why deliveries wait: the sentence of webhook.waiting for each; a column says one thing.
 
 use postgres::Client;
 use serde_json::json;
@@ -31,7 +31,7 @@ fn claimed(database: &Database) -> Vec<Uuid> {
     claims.iter().map(|claim| claim.event).collect()
 }
 
-/// A delivery of each kind, under the word for it; what is claimed first fails and is to be retried.
+/// A delivery of each kind, under the word for it; the claimed ones fail first and are to be retried.
 struct Kinds {
     events: Vec<(&'static str, Uuid)>,
 }
@@ -112,7 +112,7 @@ fn what_keeps_the_endpoint_back_comes_before_a_delivery_s_own_reason() {
     let endpoint = engine::add_endpoint(&database);
     let kinds = Kinds::of(&database);
     let mut client = database.connect();
-    // Each of them counts more than those before it.
+    // Each of them counts more than the ones before it.
     let probe = Uuid::nil();
     for (word, state) in [
         (

@@ -234,7 +234,7 @@ fn a_column_names_the_tenant() {
             ("order.created", Some("acme"), "acme,everyone"),
             ("order.created", Some("globex"), "everyone"),
             ("order.created", None, "everyone"),
-            // That of the row as it is now.
+            // The tenant of the row as it is now.
             ("order.updated", Some("acme"), "acme,everyone"),
             ("order.deleted", Some("acme"), "acme,everyone"),
         ]

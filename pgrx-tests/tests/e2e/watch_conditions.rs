@@ -1,10 +1,11 @@
-//! A watch with a condition emits the rows that meet it, by row triggers; and a watch that is asked for twice is the same one.
+//! A watch with a condition emits the rows that meet it, by row triggers; and a watch that is asked for twice is the
+//! same one.
 
 use serde_json::json;
 use webhook_e2e::Database;
 use webhook_e2e::watch::{NONE, change, database, take, take_ids, watched};
 
-/// Which row of pg_trigger each of the table's triggers is, and which version of it.
+/// The row of pg_trigger of each of the table's triggers, and its version.
 fn versions(database: &Database, table: &str) -> Vec<String> {
     database.query_one_value(&format!(
         "SELECT array_agg(concat_ws(' ', tgname, oid, xmin, ctid) ORDER BY tgname) FROM pg_trigger WHERE tgrelid = '{table}'::regclass"

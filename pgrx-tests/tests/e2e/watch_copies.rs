@@ -79,7 +79,7 @@ fn a_restored_table_is_still_watched() {
     psql.stdin.take().unwrap().write_all(&dump.stdout).unwrap();
     assert!(psql.wait().unwrap().success());
 
-    // What was loaded is not emitted, but what is written now.
+    // Loaded rows are not emitted, but rows that are written now.
     assert_eq!(take_ids(&copy), [change("order.created", NONE, json!(1))]);
     copy.execute("INSERT INTO orders VALUES (2, 'new', 1, '4222')");
     let events = take(&copy);

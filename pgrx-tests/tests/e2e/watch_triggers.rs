@@ -1,4 +1,4 @@
-//! The triggers of a watched table: those that `webhook_watch()` makes, and those that people make themselves.
+//! The triggers of a watched table: made by `webhook_watch()`, and made by people themselves.
 
 use serde_json::json;
 use webhook_e2e::Database;
@@ -161,7 +161,7 @@ fn virtual_generated_columns_are_said_to_be_missing() {
     let expected = is_captured.then(|| json!(8));
     assert_eq!(payload["record"].get("twice"), expected.as_ref());
 
-    // Nobody misses what is not asked for, and nobody can wait for what is not seen.
+    // Nobody misses a column that is not asked for, and nobody can wait for one that is not seen.
     watch(", exclude => '{twice}'").unwrap();
     assert_eq!(notices.try_iter().count(), 0);
     for choice in [", changed => '{twice}'", ", tenant_column => 'twice'"] {

@@ -84,7 +84,8 @@ fn what_is_left_out_costs_nobody_the_change() {
         webhook_trigger('order.updated', '{"include": ["id", "card"], "changed": ["status"], "tenant_column": "customer"}')"#;
     for triggers in [watch, by_row] {
         database.execute(triggers);
-        // Neither a character that jsonb does not have nor more than it may have. Columns that count are read all the same.
+        // Neither a character that jsonb does not have nor more than it may have. Columns that count are read all the
+        // same.
         database.execute(
             r#"INSERT INTO orders VALUES (1, 'new', '4111', '"\u0000"', convert_to(repeat('x', 140000000), 'UTF8'), 'acme');
                UPDATE orders SET card = '4222';

@@ -1,4 +1,4 @@
-//! Trying an endpoint: what CALL webhook_test() sends and shows, and what it leaves as it was.
+//! Trying an endpoint: the request and the result of CALL webhook_test(), and the rows that it leaves as they were.
 
 use std::thread::{self, JoinHandle};
 
@@ -136,7 +136,7 @@ fn a_failed_test_changes_the_state_of_no_endpoint() {
             wait_for_empty_queue(&database);
             fail(&database, &receiver, 3);
         }
-        // What follows the change by itself has followed.
+        // Work that follows the change by itself is done.
         wait_for_a_witness(&database);
         assert_that(&database, "orders", &format!("state = '{state}'"));
         let before = contents(&database);
@@ -272,7 +272,7 @@ fn a_test_does_not_wait_behind_a_backlog() {
     shown.assert_is("SENT", Some(200), None);
     let requests = receiver.requests_to("/orders");
     let place = (requests.iter()).position(|request| request.json()["type"] == "webhook.test");
-    // Behind what was claimed before it, which is little.
+    // It goes behind the deliveries that were claimed before it, which are few.
     assert!(place.unwrap() < BACKLOG / 10, "{place:?}");
     receiver.release("/held");
 }

@@ -1,8 +1,8 @@
-//! `webhook_why()` of an endpoint, and of what keeps a delivery from it: the state, and the remedy.
+//! `webhook_why()` of an endpoint, and of an obstacle to its deliveries: the state, and the remedy.
 
 use webhook_e2e::story::{Story, assert_not_told, assert_told};
 
-/// What both the event and the endpoint tell of the same state.
+/// The sentences that both the event and the endpoint have about the same state.
 #[track_caller]
 fn told_of_both(story: &mut Story, event: uuid::Uuid, facts: &[&str]) {
     assert_told(&story.told(event), facts);
@@ -57,7 +57,7 @@ fn a_stopped_endpoint_says_since_when_why_and_how_to_resume_it() {
         let later = story.delivery("next_attempt_at = now() + interval '4 min'");
         let own_time = ["waits until then", "its own time", &story.time("4 min")];
         assert_told(&story.told(later), &own_time);
-        // A finished delivery says what keeps it from a replay, but a sent one is done.
+        // A failed delivery says why it cannot be replayed, but a sent one is done.
         let failed = story.delivery(
             "status = 'FAILED', reason = 'status', last_error = 'HTTP 500', completed_at = now()",
         );

@@ -1,4 +1,4 @@
-//! `webhook_why()` of an event that has deliveries: what was tried, what comes next, how it ended.
+//! `webhook_why()` of an event that has deliveries: the attempts, the next step, the end.
 
 use serde_json::json;
 use uuid::Uuid;
@@ -264,7 +264,7 @@ fn what_ended_without_an_answer_says_why() {
         let event = story.delivery(&format!(
             "status = '{status}', reason = '{reason}', last_error = 'host name not found', attempts = 1, completed_at = now()"
         ));
-        // Of before it was replayed; this end is another one.
+        // From before it was replayed; this end is another one.
         let earlier = "1, 'final', 'HTTP 404', now()";
         story.attempt(event, 0, "attempt, verdict, error, finished_at", earlier);
         let (told, now) = (story.told(event), story.time("0"));

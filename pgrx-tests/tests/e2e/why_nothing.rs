@@ -1,4 +1,5 @@
-//! `webhook_why()` where there is nothing to deliver: no endpoint for it, no event, no worker; and what it never tells.
+//! `webhook_why()` where there is nothing to deliver: no endpoint for it, no event, no worker; and secrets that it
+//! never tells.
 
 use serde_json::json;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! Charts, as SVG without scripts: colours are classes of page.css, and each chart says in words what it shows.
+//! Charts, as SVG without scripts: colours are classes of page.css, and each chart describes itself in words.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ pub struct Hour {
 }
 
 impl Hour {
-    /// Of `[[minute, sent, failed], ..]`.
+    /// Reads `[[minute, sent, failed], ..]`.
     pub fn read(minutes: &serde_json::Value) -> Hour {
         let mut hour = Hour {
             sent: [0.0; MINUTES],
@@ -58,7 +58,7 @@ impl Hour {
     fn bars(&self, step: f64, height: f64, top: f64) -> String {
         let (mut sent, mut failed) = (String::new(), String::new());
         let width = step - (step / 4.0).clamp(0.5, 2.0);
-        // A single one is seen too.
+        // A single delivery is seen too.
         let high = |number: f64| match number > 0.0 {
             true => (number / top * height).max(1.0),
             false => 0.0,
@@ -93,7 +93,7 @@ impl Hour {
         )
     }
 
-    /// `since` and `until` are times of day. What is written beside it has the size of other text on every screen.
+    /// `since` and `until` are times of day. The labels beside it have the size of other text on every screen.
     pub fn throughput(&self, since: &str, until: &str) -> String {
         let (step, height) = (10.0, 150.0);
         let width = step * MINUTES as f64;
@@ -125,7 +125,7 @@ pub fn bar(share: f64) -> String {
     )
 }
 
-/// To a number that is easily halved and read.
+/// Rounds up to a number that is easily halved and read.
 fn round_up(highest: f64) -> f64 {
     let mut unit = 1.0;
     loop {

@@ -1,9 +1,9 @@
-//! Text of others, on the page.
+//! Text of people, on the page.
 
 use std::fmt::Write;
 
-/// As text in an element or in an attribute in double quotes, and nothing else. Characters that no eye sees, but that change what
-/// it sees, are named: a name must not be able to turn the rest of its line around.
+/// Escapes for text in an element or in an attribute in double quotes, and for nothing else. Invisible characters
+/// that change the look of a text are named: a name must not be able to turn the rest of its line around.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -27,7 +27,8 @@ fn turns_text_around(letter: char) -> bool {
     matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A literal of SQL in printable ASCII, whatever the server's settings, so that what is copied is what was seen.
+/// A literal of SQL in printable ASCII, whatever the server's settings, so that a copied text is the text that was
+/// seen.
 pub fn literal(text: &str) -> String {
     if text
         .chars()

@@ -1,6 +1,5 @@
 //! Numbers and times, as people read them.
 
-/// With a comma for each thousand.
 pub fn number(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());
     let mut out = String::from(if number <= -0.5 { "-" } else { "" });
@@ -32,7 +31,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// For a moment that was, or is to come, where a fraction says nothing.
+/// For a time in the past or to come, where a fraction says nothing.
 pub fn about(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => "1 s".to_owned(),

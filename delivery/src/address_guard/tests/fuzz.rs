@@ -1,5 +1,5 @@
-//! URLs that nobody thought of: real ones with addresses spelled in all ways, broken at random. What is
-//! permitted is compared with the model.
+//! URLs that nobody thought of: real ones with addresses spelled in all ways, broken at random. The verdicts are
+//! compared with those of the model.
 
 use super::model::numeric;
 use super::*;

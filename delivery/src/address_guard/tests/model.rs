@@ -1,4 +1,4 @@
-//! What is forbidden and what is an address, said a second time and in another way.
+//! The forbidden ranges and the spellings of addresses, said a second time and in another way.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -57,7 +57,7 @@ pub(super) fn neighbours(first: IpAddr, last: IpAddr) -> Vec<IpAddr> {
         .collect()
 }
 
-/// As installed, and but for the addresses of this host.
+/// The verdict as installed, except for the addresses of this host.
 pub(super) fn is_forbidden(address: IpAddr) -> bool {
     let n = number(address);
     let within = |(first, last): &(&str, &str)| {
@@ -73,7 +73,7 @@ pub(super) fn is_forbidden(address: IpAddr) -> bool {
     }
 }
 
-/// What inet_aton and inet_pton take a host for.
+/// The address that inet_aton and inet_pton take a host for.
 pub(super) fn numeric(host: &str) -> Option<IpAddr> {
     if let Some(inside) = host.strip_prefix('[') {
         let inside = inside.strip_suffix(']')?;

@@ -1,4 +1,4 @@
-//! Responses that nobody thought of: real ones, broken at random. Whatever comes, there is an outcome in time.
+//! Responses that nobody thought of: real ones, broken at random. Each of them gives an outcome in time.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! That the guard cannot be got around.
+//! The guard cannot be got around.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -106,7 +106,7 @@ impl Moving {
 
     fn move_away(&self) {
         self.moved.store(true, Ordering::SeqCst);
-        // What was looked up before is not used any more.
+        // Earlier answers of the resolver are not used any more.
         self.clock.pass(Limits::default().usable);
     }
 }
@@ -153,7 +153,7 @@ fn an_idle_connection_is_not_used_under_other_rules_than_it_was_made_by() {
     assert_eq!(moving.client.deliver(&by_name).unwrap().status, 200);
     assert_eq!(connections.try_recv(), Ok(0));
 
-    // The name is permitted where it is now; the idle connection goes to where it was.
+    // The name is permitted with its new address; the idle connection leads to the old one.
     let mut stricter = anywhere();
     stricter.deny = networks("127.0.0.1");
     moving.client.pool.change_rules(stricter, &Roots::default());
@@ -376,7 +376,7 @@ fn the_last_good_address_serves_while_the_resolver_hangs_unless_it_is_forbidden_
     let attempt = attempt_to(format!("http://a.invalid:{}/", serve_always(2, OK).port()));
     assert_eq!(client.deliver(&attempt).unwrap().status, 200);
 
-    // With the first of them the lookup begins that hangs.
+    // The first of them begins the lookup that hangs.
     for age in [limits.fresh, limits.usable, limits.usable] {
         clock.pass(age);
         assert_eq!(client.deliver(&attempt).unwrap().status, 200);

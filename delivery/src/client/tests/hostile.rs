@@ -4,7 +4,6 @@ use std::io::Read;
 
 use super::*;
 
-/// What a server does with a connection.
 type Act = Box<dyn Fn(TcpStream) + Send + Sync>;
 
 #[test]
@@ -89,7 +88,7 @@ fn what_is_not_http_is_an_invalid_response() {
     );
 }
 
-/// Repeats `piece` after `head` for as long as it is read. How it ended, and how much was taken.
+/// Repeats `piece` after `head` for as long as it is read. Returns the result, and how much was taken.
 fn flood(head: &'static [u8], piece: &'static [u8]) -> (Result<Response, Failure>, usize) {
     let (taken, sizes) = mpsc::channel();
     let address = serve(1, move |_, stream| {
@@ -114,7 +113,7 @@ fn flood(head: &'static [u8], piece: &'static [u8]) -> (Result<Response, Failure
     (result, sizes.recv().unwrap())
 }
 
-/// What the sockets of both sides hold besides what is read.
+/// Bytes that the sockets of both sides hold beyond those that are read.
 const IN_SOCKETS: usize = 16 * 1024 * 1024;
 
 #[test]
@@ -147,7 +146,7 @@ fn endless_heads_are_refused_after_a_few_bytes() {
     }
 }
 
-/// In pieces that are below every limit of hyper's.
+/// The pieces are below every limit of hyper's.
 #[test]
 fn interim_responses_are_refused_when_they_are_too_many() {
     let address = serve(1, |_, stream| {

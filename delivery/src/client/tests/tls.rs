@@ -50,7 +50,7 @@ fn signed_by(
     (certificate.der().clone(), key)
 }
 
-/// Also tells what it read as requests.
+/// Also sends the requests that it read.
 fn serve_tls(
     certificate: CertificateDer<'static>,
     key: &KeyPair,

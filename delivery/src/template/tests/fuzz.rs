@@ -1,5 +1,5 @@
-//! Templates and payloads that nobody thought of. What is sent is compared with a model that works on parsed documents,
-//! while templates are rendered as text.
+//! Templates and payloads that nobody thought of. The bodies are compared with those of a model that works on parsed
+//! documents, while templates are rendered as text.
 
 use fastrand::Rng;
 use serde_json::{Map, Number, Value};

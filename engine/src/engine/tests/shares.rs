@@ -1,4 +1,4 @@
-//! Of several senders, each serves its shares.
+//! Several senders: each serves its shares.
 
 use super::*;
 

@@ -184,7 +184,7 @@ fn repair_and_send_again(
     );
 }
 
-/// From now on the path answers 401 to what the secret did not sign, so that SENT means verified.
+/// From now on the path answers 401 to requests that the secret did not sign, so that SENT means verified.
 fn require_signature(receiver: &Receiver, path: &str, secret: &str) {
     let webhook = Webhook::new(secret).expect("the secret is base64 after whsec_");
     receiver.respond(path, move |request, _| {

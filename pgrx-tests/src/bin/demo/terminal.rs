@@ -17,7 +17,7 @@ pub fn step(explanation: &str) {
     println!("\n{}", coloured(BOLD, explanation));
 }
 
-/// Checks what the demo says; the first claim that does not hold ends it.
+/// Checks a claim of the demo; the first claim that does not hold ends it.
 #[track_caller]
 pub fn claim(holds: bool, text: &str) {
     assert!(holds, "this does not hold: {text}");

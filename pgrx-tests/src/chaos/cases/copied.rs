@@ -1,4 +1,4 @@
-//! A database that gets all of it by logical replication, and sends nothing.
+//! A database that gets all rows by logical replication, and sends nothing.
 
 use crate::chaos::Stage;
 use crate::chaos::scene::Sender;

@@ -1,4 +1,4 @@
-//! Disks that are full: a small file system in memory, and a file that takes what is left of it.
+//! Disks that are full: a small file system in memory, and a file that takes the rest of it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,7 +11,7 @@ use crate::chaos::scene::Sender;
 use crate::small_disk::{Part, SmallDisk};
 use crate::wait;
 
-/// What cannot be written fails, and the server runs.
+/// Writes fail, and the server runs.
 pub fn of_data(stage: &mut Stage) {
     full(stage, Part::Data);
 }

@@ -56,7 +56,7 @@ fn before_wire(stage: &mut Stage, sender: Sender) {
     let instead = wait::until("the port", || {
         std::panic::catch_unwind(|| Receiver::start_on(port)).map_err(drop)
     });
-    // What has arrived here counts as well.
+    // Events that have arrived here count as well.
     stage.reconcile_with(scene, &[instead]);
 }
 
@@ -162,7 +162,7 @@ fn warm(stage: &mut Stage, sender: Sender) -> Scene {
     scene
 }
 
-/// The last of them.
+/// Returns the last of them.
 fn emit_some(scene: &mut Scene) -> uuid::Uuid {
     for _ in 0..scene.random.below(10) {
         scene.emit();
@@ -176,7 +176,7 @@ fn open(scene: &Scene, gate: Gate) {
     gate.open(&scene.database);
 }
 
-/// A port whose connections are never accepted: whoever connects waits.
+/// A port whose connections are never accepted: clients wait.
 struct FullBacklog {
     port: u16,
     _listener: TcpListener,

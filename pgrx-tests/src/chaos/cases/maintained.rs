@@ -46,7 +46,7 @@ fn run_some(stage: &Stage, scene: &mut Scene, mut commands: Vec<String>) {
     for command in &commands {
         scene.wait_for_requests(5);
         scene.disturb();
-        // Against emitters it may lose: what counts is that they go on.
+        // Against emitters the command may lose: the emitters have to go on.
         let done = scene.database.connect().batch_execute(command);
         if let Err(error) = done {
             let code = error.code().map(|code| code.code().to_owned());

@@ -1,4 +1,4 @@
-//! What coalescing, idempotency and retries promise, whatever is killed meanwhile: a client of its own, which repeats a call
+//! Promises of coalescing, idempotency and retries, whatever is killed meanwhile: a client of its own repeats a call
 //! until it has heard that it was committed, as applications do.
 
 use std::collections::{HashMap, HashSet};
@@ -23,7 +23,7 @@ pub struct Models {
     client: JoinHandle<Promised>,
 }
 
-/// What the client has heard of.
+/// Commits that the client has heard of.
 #[derive(Default)]
 struct Promised {
     /// By idempotency key.
@@ -54,7 +54,7 @@ impl Models {
         }
     }
 
-    /// When all is settled.
+    /// Called when everything is settled.
     #[track_caller]
     pub fn assert_kept(self, scene: &Scene) {
         self.stopped.store(true, Ordering::SeqCst);
@@ -72,7 +72,7 @@ impl Models {
         assert_eq!(once.len(), promised.once.len(), "a key has two events");
         assert!(!once.is_empty(), "nothing was emitted");
         assert_eq!(arrived("/once"), once);
-        // The latest of each key has arrived; one that has not was superseded.
+        // The latest event of each key has arrived; an event that has not was superseded.
         let latest: HashSet<Uuid> = promised.latest.into_values().collect();
         let lost: Vec<_> = latest.difference(&arrived("/latest")).copied().collect();
         assert!(lost.is_empty(), "superseded by nothing: {lost:?}");
@@ -139,7 +139,7 @@ impl EmittingClient {
         promised
     }
 
-    /// Until it is committed.
+    /// Repeats the call until it is committed.
     fn emit(&mut self, call: &str) -> Uuid {
         loop {
             self.session = (self.session.take()).or_else(|| self.config.connect(NoTls).ok());

@@ -17,7 +17,7 @@ pub fn hang_and_lie(stage: &mut Stage) {
     let names = Names::make();
     let mut scene = stage.scene_with(Sender::Worker, |builder| names.of(builder));
 
-    // One hangs from the beginning, and its endpoint gets all that has waited when it resolves.
+    // One name hangs from the beginning, and its endpoint gets all waiting deliveries when it resolves.
     names.hang("hanging.invalid");
     scene.direct("n0", &url(&scene, "hanging.invalid", "/0"));
     let mut lies = LIES;
@@ -39,7 +39,7 @@ pub fn hang_and_lie(stage: &mut Stage) {
     scene.wait_for_requests(scene.size() / 2);
     scene.clients.stop();
     scene.wait_until_settled();
-    // What was blocked is a dead letter.
+    // Blocked deliveries are dead letters.
     scene.database.execute("CALL webhook_replay_all('n2')");
     stage.reconcile(scene);
 }

@@ -1,4 +1,5 @@
-//! People at work: they pause, resume, reset, rotate, hurry and lock, while endpoints fail at random and the worker is killed.
+//! People at work: they pause, resume, reset, rotate, hurry and lock, while endpoints fail at random and the worker
+//! is killed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,7 +66,7 @@ fn operate(scene: &mut Scene) {
         _ => "BEGIN; SELECT FROM webhook.delivery_queue LIMIT 20 FOR UPDATE; SELECT pg_sleep(0.05); COMMIT".to_owned(),
     };
     let done = scene.connect().batch_execute(&call);
-    // Whoever updates rows that move loses to the worker now and then, and tries again.
+    // A statement that updates moving rows loses to the worker now and then, and is tried again.
     if let Err(error) = done {
         let code = error.code().map(|code| code.code().to_owned());
         let is_passing = matches!(code.as_deref(), Some("40001" | "40P01" | "55P03"));

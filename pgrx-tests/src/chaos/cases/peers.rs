@@ -1,4 +1,4 @@
-//! Receivers that misbehave, beside those that do not.
+//! Receivers that misbehave, beside receivers that do not.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,8 @@ use crate::raw_receiver::reset_when_closed;
 use crate::receiver::Answer;
 use crate::{RawReceiver, Receiver, TcpProxy, wait};
 
-/// One endpoint answers with errors for a while, another is reached at a port that resets and then at none; the third is well.
+/// One endpoint answers with errors for a while, another is reached at a port that resets and then at none; the third
+/// is well.
 pub fn faults(stage: &mut Stage) {
     let mut scene = stage.scene(Sender::Worker);
     let refusals = AtomicUsize::new(scene.size() / 10);
@@ -37,8 +38,8 @@ pub fn faults(stage: &mut Stage) {
     end_well(stage, scene);
 }
 
-/// As far as a receiver gets before it resets the connection: nothing, a part of the request, all of it, and ever more of an
-/// answer. It is no success, so that the event has to come again.
+/// As far as a receiver gets before it resets the connection: nothing, a part of the request, all of it, and ever
+/// more of an answer. It is no success, so that the event has to come again.
 const PHASES: [(usize, &[u8]); 6] = [
     (0, b""),
     (10, b""),
@@ -68,7 +69,7 @@ pub fn resets(stage: &mut Stage) {
     end_well(stage, scene);
 }
 
-/// Without waiting for more than has come at once.
+/// Reads without waiting for more than has come at once.
 fn read_some(stream: &mut TcpStream, most: usize) {
     if most > 0 {
         let _ = stream.read(&mut vec![0; most]);
@@ -92,7 +93,7 @@ pub fn floods(stage: &mut Stage) {
     end_well(stage, scene);
 }
 
-/// Until nobody listens.
+/// Writes until nobody listens.
 fn pour(stream: &mut TcpStream, bytes: &[u8]) {
     const MOST: usize = 64 << 20;
     let _ = (0..MOST / bytes.len()).try_for_each(|_| stream.write_all(bytes));
@@ -111,7 +112,7 @@ pub fn half_open(stage: &mut Stage) {
     scene.begin_load();
     scene.wait_for_requests(scene.size() / 3);
     proxy.swallow();
-    // Requests that have arrived already, and whose answers are lost.
+    // Requests have arrived already, and their answers are lost.
     scene.allow_repetition(MAX_IN_FLIGHT);
     scene
         .database
@@ -153,7 +154,7 @@ fn wait_for_requests_of(receiver: &RawReceiver, count: usize) {
     });
 }
 
-/// The endpoint is reached where it was.
+/// From now on the endpoint is reached at its own port.
 fn end_well(stage: &mut Stage, mut scene: Scene) {
     scene.direct("n2", &scene.receiver.url("/2"));
     scene.mend();

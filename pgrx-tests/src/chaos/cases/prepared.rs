@@ -1,4 +1,4 @@
-//! Two-phase commit: what is prepared is neither committed nor rolled back, and survives a crash so.
+//! Two-phase commit: a prepared transaction is neither committed nor rolled back, and survives a crash so.
 
 use crate::chaos::Stage;
 use crate::chaos::scene::Sender;

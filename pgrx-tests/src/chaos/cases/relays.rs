@@ -45,7 +45,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Says what it did.
+    /// Returns the name of the disturbance.
     fn disturb(&mut self, random: &mut Random) -> &'static str {
         match random.below(5) {
             0 => {
@@ -124,7 +124,7 @@ fn emit(scene: &mut Scene) -> usize {
 }
 
 pub fn lost(stage: &mut Stage) {
-    // The worker leaves delivery to relays, of which two serve.
+    // The worker leaves delivery to relays; two of them serve.
     let mut scene = stage.scene_with(Sender::Worker, |builder| {
         builder
             .setting("webhook.max_in_flight = 0")

@@ -8,7 +8,8 @@ use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};
 use crate::{wait, worker};
 
-/// What makes everybody wait by design, and read-only transactions, which a worker waits out; a test of settings has that.
+/// Settings that make everybody wait by design, and read-only transactions, which a worker waits out; a test of
+/// settings has them.
 const LEFT_OUT: &str = "'pre_auth_delay', 'post_auth_delay', 'default_transaction_read_only'";
 /// For a relay, which is a client: a millisecond ends the session of any of them, or its first statement.
 const CLIENTS_END: [&str; 3] = [

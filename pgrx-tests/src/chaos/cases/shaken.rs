@@ -44,7 +44,7 @@ pub fn slow_link(stage: &mut Stage) {
     scene.wait_for_requests(10);
     scene.disturb();
     proxy.delay(Duration::from_millis(40));
-    // Of an ordering key one event goes with two questions, so that more are emitted than can be sent.
+    // An event of an ordering key takes two questions, so that more are emitted than can be sent.
     scene.wait_for_requests(scene.size() / 2);
     proxy.delay(Duration::ZERO);
     scene.mend();

@@ -8,7 +8,8 @@ use crate::chaos::scene::Sender;
 use crate::receiver::{Answer, Receiver};
 use crate::{wait, worker};
 
-/// Nobody can connect any more; clients and the sender are there already. A worker that ends then comes back all the same.
+/// Nobody can connect any more; clients and the sender are there already. A worker that ends then comes back all the
+/// same.
 pub fn connections(stage: &mut Stage) {
     let mut scene = stage.scene_with(Sender::Worker, |builder| {
         builder

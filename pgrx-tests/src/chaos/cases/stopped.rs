@@ -1,4 +1,4 @@
-//! What a server's administrator, a failover manager or the kernel does to processes.
+//! Signals to processes, by a server's administrator, a failover manager or the kernel.
 
 use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};

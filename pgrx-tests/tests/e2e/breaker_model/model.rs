@@ -6,7 +6,7 @@ use webhook_e2e::random::Random;
 
 /// Microseconds.
 pub const SECOND: i64 = 1_000_000;
-/// What a policy cannot go below.
+/// The lower bound of every wait of a policy.
 pub const SHORTEST_WAIT: i64 = SECOND / 10;
 
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Breaker {
         self.state == "CLOSED"
     }
 
-    /// The counter is 0, and what waits is due.
+    /// The counter is 0, and waiting deliveries are due.
     pub fn close(&mut self, at: i64) {
         *self = Breaker {
             last_failure_at: self.last_failure_at,
