@@ -20,7 +20,7 @@
 //! transaction serves more deliveries, and the wire is not idle meanwhile. Only proven endpoints, without a rate,
 //! have claims ahead.
 //!
-//! Free room is divided evenly among the endpoints that ask, and each turn begins with another one.
+//! Free room is divided evenly among the endpoints that ask, and each division begins with another one.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -375,7 +375,6 @@ impl Admission {
             return Vec::new();
         }
         asking.sort_unstable_by_key(|asking| asking.endpoint_id);
-        self.rotation = self.rotation.wrapping_add(1);
         let first = self.rotation % asking.len();
         asking.rotate_left(first);
 
@@ -383,10 +382,11 @@ impl Admission {
             .map(|(endpoint_id, out)| self.under_way(endpoint_id, out))
             .sum();
         let mut free = self.most.saturating_sub(under_way);
-        let is_crowded =
-            under_way > self.most || free < asking.len() && self.some_lack(&asking, ledger, now);
         let mut free_ahead = MOST_AHEAD.saturating_sub(ledger.out() - under_way);
         let mut free_to_unproven = (self.most / 2).saturating_sub(self.unproven_out(ledger, now));
+        let is_crowded = under_way > self.most
+            || free < asking.len() && self.some_lack(&asking, free_to_unproven > 0, ledger, now);
+        let undivided = free;
         let others_wait = asking.len() > 1;
         let mut wishes = Vec::with_capacity(asking.len());
         for (
@@ -446,6 +446,10 @@ impl Admission {
                 free_to_unproven -= more;
             }
         }
+        // A turn without room to divide must not cost an endpoint its place.
+        if free < undivided {
+            self.rotation = self.rotation.wrapping_add(1);
+        }
         wishes
     }
 
@@ -454,13 +458,21 @@ impl Admission {
         std::mem::take(&mut self.widened)
     }
 
-    /// Whether one of these has less than its even part. While there is no room for it, the others claim nothing
-    /// ahead: else a request of theirs that ends would always be followed by one that waits.
-    fn some_lack(&mut self, asking: &[Asking], ledger: &Ledger, now: Instant) -> bool {
-        let part = self.most / asking.len();
+    /// Whether one of these has less than its even part and may have more. While there is no room for it, the others
+    /// claim nothing ahead: else a request of theirs that ends would always be followed by one that waits.
+    fn some_lack(
+        &mut self,
+        asking: &[Asking],
+        unproven_may_have_more: bool,
+        ledger: &Ledger,
+        now: Instant,
+    ) -> bool {
+        let part = (self.most / asking.len()).max(1);
         asking.iter().any(|asking| {
-            let window = self.standing(asking.endpoint_id, now).window();
-            ledger.out_to(asking.endpoint_id) < part.min(window)
+            let id = asking.endpoint_id;
+            let standing = self.standing(id, now);
+            ledger.out_to(id) < part.min(standing.window())
+                && (unproven_may_have_more || standing.is_proven(ledger.oldest_to(id), now))
         })
     }
 

@@ -542,6 +542,37 @@ fn a_backlog_that_is_claimed_ahead_leaves_room_for_others() {
 }
 
 #[test]
+fn endpoints_get_room_in_turns_however_often_they_ask() {
+    for questions in 1..=3 {
+        let mut scene = a_busy_one();
+        scene.proven(2);
+        let ended = (1..100).find(|_| {
+            scene.end_one(1, Quality::Good);
+            (0..questions).any(|_| scene.claim(&[1, 2]).contains_key(&2))
+        });
+        assert!(
+            ended.is_some_and(|ended| ended <= 42),
+            "{ended:?} with {questions} questions each"
+        );
+    }
+}
+
+#[test]
+fn a_backlog_that_is_claimed_ahead_leaves_room_for_more_others_than_there_is_room_for() {
+    let mut scene = a_busy_one();
+    let all: Vec<i32> = (1..=100).collect();
+    for id in &all[1..] {
+        scene.proven(*id);
+    }
+    for _ in 0..60 {
+        scene.end_one(1, Quality::Good);
+        scene.claim(&all);
+    }
+    assert!(scene.ledger.out_to(1) <= 2);
+    assert!(scene.ledger.out() - scene.ledger.out_to(1) >= 18);
+}
+
+#[test]
 fn a_limit_that_is_lowered_counts_at_once_and_requests_beyond_it_take_room_until_they_end() {
     let mut scene = a_busy_one();
     let two = Due {
