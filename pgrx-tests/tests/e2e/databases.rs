@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use postgres::NoTls;
 use postgres::error::SqlState;
 use serde_json::json;
-use webhook_e2e::database::refusal;
+use webhook_e2e::database::{emit, refusal};
 use webhook_e2e::worker::state_and_reason;
 use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
 
@@ -169,6 +169,24 @@ fn rename_database_is_not_blocked() {
     let renamed = cluster.existing_database(&new_name);
     let event = renamed.emit("order.created", json!({}));
     renamed.wait_for_status(event, "SENT");
+}
+
+/// The server itself waits five seconds for the other session.
+#[test]
+fn a_rename_that_another_session_is_in_the_way_of_costs_no_delivery() {
+    let cluster = Cluster::shared();
+    let (database, receiver) = (cluster.database("kept"), Receiver::start());
+    database.add_endpoint("orders", &receiver.url("/orders"));
+    let before = worker::pid(&database);
+    let mut other = database.connect();
+    let rename = format!("ALTER DATABASE {0} RENAME TO {0}_anew", database.name());
+    let refusal = refusal(&mut cluster.connect("postgres"), &rename);
+    assert_eq!(refusal.code().code(), "55006");
+
+    let event = emit(&mut other, "order.created", json!({}));
+    database.wait_for_status(event, "SENT");
+    assert_ne!(worker::pid(&database), before, "the worker had made way");
+    assert_eq!(receiver.request_count(), 1);
 }
 
 #[test]
