@@ -188,7 +188,12 @@ impl Receiver {
 
     /// In the order of arrival.
     pub fn requests(&self) -> Vec<Request> {
-        self.shared.state.lock().unwrap().requests.clone()
+        self.arrivals().requests()
+    }
+
+    /// The requests so far and those to come; they outlive the receiver.
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals(Arc::clone(&self.shared))
     }
 
     pub fn requests_to(&self, path: &str) -> Vec<Request> {
@@ -233,6 +238,16 @@ impl Receiver {
             let arrived = requests.into_iter().find(|r| r.event_id() == event_id);
             arrived.ok_or(format!("{seen} other requests"))
         })
+    }
+}
+
+/// The requests that a receiver records.
+pub struct Arrivals(Arc<Shared>);
+
+impl Arrivals {
+    /// In the order of arrival.
+    pub fn requests(&self) -> Vec<Request> {
+        self.0.state.lock().unwrap().requests.clone()
     }
 }
 

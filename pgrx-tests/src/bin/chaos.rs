@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use webhook_e2e::Cluster;
-use webhook_e2e::chaos::{CASES, Outcome, Score, markdown, try_run};
+use webhook_e2e::chaos::{CASES, Outcome, markdown};
 
 /// Events that the clients of a scene commit about.
 const SIZE: usize = 1000;
@@ -26,12 +26,7 @@ fn main() -> ExitCode {
         .collect();
     let mut outcomes = Vec::new();
     for (place, case) in chosen.iter().enumerate() {
-        let mut outcome = Outcome {
-            case,
-            runs: 0,
-            score: Score::default(),
-            failure: None,
-        };
+        let mut outcome = Outcome::of(case);
         for seed in first..first + seeds {
             eprintln!(
                 "[{:>5.0} s] {}/{} {}, seed {seed}",
@@ -40,13 +35,8 @@ fn main() -> ExitCode {
                 chosen.len(),
                 case.name
             );
-            outcome.runs += 1;
-            match try_run(case, seed, SIZE) {
-                Ok(score) => outcome.score.add(&score),
-                Err(why) => {
-                    eprintln!("FAILED: {}, seed {seed}: {why}", case.name);
-                    outcome.failure.get_or_insert((seed, why));
-                }
+            if let Err(why) = outcome.run(seed, SIZE) {
+                eprintln!("FAILED: {}, seed {seed}: {why}", case.name);
             }
         }
         outcomes.push(outcome);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::chaos::{CASES, Case, Score};
+use crate::chaos::{CASES, Case, Score, try_run};
 
 /// The result of a case, over all of its seeds.
 pub struct Outcome {
@@ -11,6 +11,28 @@ pub struct Outcome {
     pub score: Score,
     /// The seed of the first run that failed, and why.
     pub failure: Option<(u64, String)>,
+}
+
+impl Outcome {
+    pub fn of(case: &'static Case) -> Outcome {
+        Outcome {
+            case,
+            runs: 0,
+            score: Score::default(),
+            failure: None,
+        }
+    }
+
+    /// Runs the case once more. Its numbers count whether it fails or not.
+    pub fn run(&mut self, seed: u64, size: usize) -> Result<(), String> {
+        let (score, failure) = try_run(self.case, seed, size);
+        self.runs += 1;
+        self.score.add(&score);
+        failure.map_or(Ok(()), |why| {
+            self.failure.get_or_insert((seed, why.clone()));
+            Err(why)
+        })
+    }
 }
 
 pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> String {
@@ -65,6 +87,9 @@ pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> S
         total.lost,
         grouped(total.duplicates)
     );
+    if results.iter().any(|result| result.failure.is_some()) {
+        page += "\nWhere a case FAILED, each committed event that had not arrived when the case ended counts as lost.\n";
+    }
     if results.len() < CASES.len() {
         page += "\nThis was a run of some of the cases.\n";
     }

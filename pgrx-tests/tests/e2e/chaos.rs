@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use webhook_e2e::chaos;
+use webhook_e2e::chaos::{self, Case, Outcome, Scene, Sender, Stage};
 
 const SIZE: usize = 60;
 /// Ten thousand events, of which relays that are lost have enough in hand.
@@ -80,4 +80,57 @@ cases! {
     lost_relays: "three relays killed and cut off at random" => LARGE_SIZE,
     models: "models under kills and operators' calls",
     clock_jumps: "wall clock set forward and back",
+}
+
+/// Somebody deletes a delivery before it is claimed.
+static LOSING: Case = Case {
+    name: "losing",
+    asserts: "",
+    run: |stage| {
+        let scene = deliver_one_of_two(stage);
+        stage.reconcile(scene);
+    },
+};
+
+/// The same, and the case fails before its reconciliation.
+static FAILING: Case = Case {
+    name: "failing",
+    asserts: "",
+    run: |stage| {
+        let _scene = deliver_one_of_two(stage);
+        panic!("on purpose");
+    },
+};
+
+fn deliver_one_of_two(stage: &mut Stage) -> Scene {
+    let mut scene = stage.scene(Sender::Worker);
+    let event = scene.emit();
+    scene.database.wait_for_status(event, "SENT");
+    scene.database.pause_all();
+    scene.emit();
+    scene.database.execute("DELETE FROM webhook.delivery_queue");
+    scene
+}
+
+#[test]
+fn a_case_that_fails_shows_what_it_has_lost() {
+    for (case, seeds, why) in [
+        (&LOSING, 2, "committed events did not arrive"),
+        (&FAILING, 1, "on purpose"),
+    ] {
+        let mut outcome = Outcome::of(case);
+        for seed in 1..=seeds {
+            let failure = outcome.run(seed as u64, SIZE).expect_err("it fails");
+            assert!(failure.contains(why), "{failure}");
+        }
+        let page = chaos::markdown(&[outcome], 1, SIZE, "15");
+        let row = format!(
+            "| **FAILED with seed 1:** {} |  | {seeds} | {} | 0 | {seeds} | 0 / 0 |",
+            case.name,
+            2 * seeds
+        );
+        assert!(page.contains(&row), "{page}");
+        let total = format!("{} events committed, {seeds} lost, 0 requests", 2 * seeds);
+        assert!(page.contains(&total), "{page}");
+    }
 }
