@@ -12,7 +12,7 @@ mod report;
 mod scene;
 
 pub use cases::CASES;
-pub use report::{Outcome, markdown};
+pub use report::{Outcome, head, markdown, written_by};
 pub use scene::{Scene, Sender};
 
 use std::panic::{self, AssertUnwindSafe};
@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use books::Records;
+
+/// About as many events are committed by the clients of a scene in a run for the page.
+pub const LONG: usize = 1000;
 
 pub struct Case {
     pub name: &'static str,
@@ -47,7 +50,7 @@ impl Stage {
 
     /// Whether it is a run for the page, and no test.
     pub fn is_long(&self) -> bool {
-        self.size >= 1000
+        self.size >= LONG
     }
 }
 

@@ -6,10 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use webhook_e2e::Cluster;
-use webhook_e2e::chaos::{CASES, Outcome, markdown};
-
-/// Events that the clients of a scene commit about.
-const SIZE: usize = 1000;
+use webhook_e2e::chaos::{CASES, LONG, Outcome, markdown};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,7 +32,7 @@ fn main() -> ExitCode {
                 chosen.len(),
                 case.name
             );
-            if let Err(why) = outcome.run(seed, SIZE) {
+            if let Err(why) = outcome.run(seed, LONG) {
                 eprintln!("FAILED: {}, seed {seed}: {why}", case.name);
             }
         }
@@ -45,7 +42,7 @@ fn main() -> ExitCode {
     let mut session = server.connect("postgres");
     let version = session.query_one("SHOW server_version", &[]);
     let version: String = version.expect("a server knows its version").get(0);
-    print!("{}", markdown(&outcomes, seeds, SIZE, &version));
+    print!("{}", markdown(&outcomes, seeds, &version));
     match outcomes.iter().any(|outcome| outcome.failure.is_some()) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,

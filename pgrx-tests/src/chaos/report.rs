@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::chaos::{CASES, Case, Score, try_run};
+use crate::chaos::{CASES, Case, LONG, Score, try_run};
 
 /// The result of a case, over all of its seeds.
 pub struct Outcome {
@@ -35,25 +35,46 @@ impl Outcome {
     }
 }
 
-pub fn markdown(results: &[Outcome], seeds: u64, size: usize, server: &str) -> String {
-    let mut page = format!(
+/// The page up to the first row of its table.
+pub fn head(seeds: u64, server: &str) -> String {
+    let size = grouped(LONG);
+    format!(
         "# Reliability\n\n\
-         What happens to committed events when something breaks. `make chaos` writes this page: do not edit it.\n\n\
-         Two clients emit about 300 events in a second, in transactions of one to four, and roll one in eight back; each\n\
-         notes what was committed. Then something breaks. At the end every case has the same reconciliation:\n\n\
+         This page lists what was done to a sender, a server or a receiver, and what became of committed events.\n\
+         `make chaos` writes this page: do not edit it.\n\n\
+         In most cases two clients emit about 300 events in a second, in transactions of one to four, and roll one in\n\
+         eight back; each notes what was committed. Then something breaks. At the end every case has the same\n\
+         reconciliation:\n\n\
          - each committed event has arrived, and its delivery is `SENT`;\n\
          - no event that was rolled back has arrived, and no event arrived that is not in the tables;\n\
-         - the events of each ordering key arrived in their order (a third of the events has a key, one for each client);\n\
+         - the events of each ordering key arrived in their order (a third of the events has a key, one for each\n  \
+           client);\n\
          - where a client never heard whether its commit succeeded, the tables and the receiver agree;\n\
          - at most as many requests were repeated as senders that were lost can have claimed, with one\n  \
            `webhook-id` for all of them.\n\n\
-         *Silence* is the longest time without a request since something was killed or stopped, the server's own restart\n\
-         included, or since a lasting disturbance, such as a lock, has ended.\n\n\
-         Written by `make chaos SEEDS={seeds}` with at least {size} events in a scene, on PostgreSQL {server}.\n\n"
-    );
+         *Silence* is the longest time without a request since something was killed or stopped, the server's own\n\
+         restart included, or since a lasting disturbance, such as a lock, has ended.\n\n\
+         Cases under load commit about {size} events or more; cases at one named point commit a handful.\n\n\
+         {WRITTEN_BY}{seeds}` on PostgreSQL {server}.\n\n\
+         | case | also asserted | runs | committed | unknown | lost | repeated / claimed | silence |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|\n"
+    )
+}
+
+const WRITTEN_BY: &str = "Written by `make chaos SEEDS=";
+
+/// The number of seeds that a page names, and the version of PostgreSQL.
+pub fn written_by(page: &str) -> Option<(u64, &str)> {
+    let line = page
+        .lines()
+        .find_map(|line| line.strip_prefix(WRITTEN_BY))?;
+    let (seeds, server) = line.split_once("` on PostgreSQL ")?;
+    Some((seeds.parse().ok()?, server.strip_suffix('.')?))
+}
+
+pub fn markdown(results: &[Outcome], seeds: u64, server: &str) -> String {
+    let mut page = head(seeds, server);
     let mut total = Score::default();
-    page += "| case | asserted beside | runs | committed | unknown | lost | repeated / claimed | silence |\n";
-    page += "|---|---|--:|--:|--:|--:|--:|--:|\n";
     for result in results {
         let Score {
             committed,

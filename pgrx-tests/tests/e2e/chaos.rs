@@ -1,6 +1,8 @@
 //! The cases of the scoreboard, each with one seed and few events: `make chaos` runs them with many.
 
 use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
 
 use webhook_e2e::chaos::{self, Case, Outcome, Scene, Sender, Stage};
 
@@ -123,7 +125,7 @@ fn a_case_that_fails_shows_what_it_has_lost() {
             let failure = outcome.run(seed as u64, SIZE).expect_err("it fails");
             assert!(failure.contains(why), "{failure}");
         }
-        let page = chaos::markdown(&[outcome], 1, SIZE, "15");
+        let page = chaos::markdown(&[outcome], 1, "15");
         let row = format!(
             "| **FAILED with seed 1:** {} |  | {seeds} | {} | 0 | {seeds} | 0 / 0 |",
             case.name,
@@ -133,4 +135,26 @@ fn a_case_that_fails_shows_what_it_has_lost() {
         let total = format!("{} events committed, {seeds} lost, 0 requests", 2 * seeds);
         assert!(page.contains(&total), "{page}");
     }
+}
+
+#[test]
+fn the_page_is_of_these_cases_and_all_have_passed() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reliability.md");
+    let page = fs::read_to_string(page).expect("there is docs/reliability.md");
+    let again = "make chaos writes docs/reliability.md otherwise by now";
+    let (seeds, server) = chaos::written_by(&page).expect(again);
+    let head = chaos::head(seeds, server);
+    let table = page.strip_prefix(&head).expect(again);
+
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let cells = rows.map(|row| row.split('|').map(str::trim).skip(1).take(2).collect());
+    let cases = chaos::CASES
+        .iter()
+        .map(|case| vec![case.name, case.asserts]);
+    assert_eq!(cells.collect::<Vec<Vec<_>>>(), cases.collect::<Vec<_>>());
+    assert!(!page.contains("FAILED"), "{table}");
+    let wide = head
+        .lines()
+        .filter(|line| !line.starts_with('|') && line.chars().count() >= 110);
+    assert_eq!(wide.collect::<Vec<_>>(), Vec::<&str>::new());
 }
