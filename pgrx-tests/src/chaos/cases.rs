@@ -34,7 +34,7 @@ const fn case(
 pub const CASES: &[Case] = &[
     case(
         "worker killed before its claim commits",
-        "nothing was sent before the kill",
+        "nothing was sent before the kill; the claim costs no attempt; nothing is repeated",
         killed::worker_before_claim,
     ),
     case(
@@ -49,12 +49,12 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "worker killed after the answer",
-        "",
+        "each answered request is repeated once",
         killed::worker_after_answer,
     ),
     case(
         "worker killed before its settlement commits",
-        "",
+        "the request that was to be settled is repeated, and no other",
         killed::worker_before_settle,
     ),
     case(
@@ -65,7 +65,7 @@ pub const CASES: &[Case] = &[
     case("worker killed under load", "", killed::worker_under_load),
     case(
         "relay killed before its claim commits",
-        "nothing was sent before the kill",
+        "nothing was sent before the kill; the claim costs no attempt; nothing is repeated",
         killed::relay_before_claim,
     ),
     case(
@@ -80,12 +80,12 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "relay killed after the answer",
-        "",
+        "each answered request is repeated once",
         killed::relay_after_answer,
     ),
     case(
         "relay killed before its settlement commits",
-        "",
+        "the request that was to be settled is repeated, and no other",
         killed::relay_before_settle,
     ),
     case(

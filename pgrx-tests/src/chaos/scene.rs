@@ -168,7 +168,12 @@ impl Scene {
     /// Commits an event, without the clients.
     #[track_caller]
     pub fn emit(&mut self) -> Uuid {
-        let event = self.database.emit("chaos.n0", serde_json::json!({}));
+        self.emit_to(0)
+    }
+
+    #[track_caller]
+    pub fn emit_to(&mut self, endpoint: usize) -> Uuid {
+        let event = (self.database).emit(&format!("chaos.n{endpoint}"), serde_json::json!({}));
         self.clients.ledger.lock().unwrap().committed.insert(event);
         event
     }
@@ -263,12 +268,23 @@ impl Scene {
 
     /// With SIGKILL. The server takes the loss of a worker for a crash, and restarts all of its processes.
     pub fn kill_sender(&mut self) {
+        self.kill_sender_and(|_| ());
+    }
+
+    /// The same, and ends the session that stands before a gate. The session of a relay outlives the relay there, and would
+    /// commit when the gate opens.
+    pub fn kill_sender_before_gate(&mut self, session: i32) {
+        self.kill_sender_and(|scene| scene.end_session(session));
+    }
+
+    fn kill_sender_and(&mut self, end_session_of_relay: impl FnOnce(&Scene)) {
         self.lose_sender();
         match self.relay.take() {
             Some(relay) => {
                 self.strike();
                 relay.signal(libc::SIGKILL);
                 relay.wait();
+                end_session_of_relay(self);
                 self.start_relay();
             }
             None => {
@@ -277,6 +293,14 @@ impl Scene {
                 self.crash_by(pid);
             }
         }
+    }
+
+    #[track_caller]
+    fn end_session(&self, pid: i32) {
+        worker::terminate(&self.database, pid);
+        self.database.wait_until(&format!(
+            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})"
+        ));
     }
 
     /// Kills a process of the server, and waits until the server has noticed.
