@@ -4,6 +4,7 @@ mod copied;
 mod disk;
 mod endpoints;
 mod failover;
+mod hanging;
 mod killed;
 mod locked;
 mod maintained;
@@ -110,6 +111,11 @@ pub const CASES: &[Case] = &[
         stopped::launcher,
     ),
     case("fast stop under load", "nothing is repeated", stopped::fast),
+    case(
+        "fast stop with receivers, a name, a lock and a standby that hang",
+        "the server has stopped within 6 s",
+        hanging::fast_stop,
+    ),
     case("immediate stop under load", "", stopped::immediate),
     case("crash by another backend under load", "", stopped::crash),
     case("postmaster killed under load", "", stopped::postmaster),

@@ -48,6 +48,7 @@ cases! {
     relay_terminated: "relay terminated under load",
     launcher_terminated: "launcher terminated under load",
     fast_stop: "fast stop under load",
+    fast_stop_whatever_hangs: "fast stop with receivers, a name, a lock and a standby that hang",
     immediate_stop: "immediate stop under load",
     crash_by_a_backend: "crash by another backend under load",
     postmaster_killed: "postmaster killed under load",
