@@ -54,7 +54,8 @@ pub fn head(seeds: u64, server: &str) -> String {
            `webhook-id` for all of them.\n\n\
          *Silence* is the longest time without a request since something was killed or stopped, the server's own\n\
          restart included, or since a lasting disturbance, such as a lock, has ended.\n\n\
-         Cases under load commit about {size} events or more; cases at one named point commit a handful.\n\n\
+         Most cases under load commit about {size} events or more, and some of them a few hundred; cases at one named\n\
+         point commit a handful.\n\n\
          {WRITTEN_BY}{seeds}` on PostgreSQL {server}.\n\n\
          | case | also asserted | runs | committed | unknown | lost | repeated / claimed | silence |\n\
          |---|---|--:|--:|--:|--:|--:|--:|\n"
