@@ -154,7 +154,7 @@ versions: ## the tests of delivery, recovery, restores, watching and privileges 
 	done
 	@env -u PG_CONFIG $(MAKE) --no-print-directory install PG=15
 	@$(MAKE) --no-print-directory older15
-	@env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=15 TESTS=chaos::upgrade_to
+	@WEBHOOK_TEST_REQUIRE_ALL=1 env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=15 TESTS=chaos::upgrade_to
 
 # pg_upgrade begins there where the newest 15 is too new for the newer version's programs. The library is that of make install.
 older15: override PG_CONFIG := $(TARGET)/postgresql-15/bin/pg_config
