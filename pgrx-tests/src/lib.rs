@@ -1,6 +1,7 @@
 //! The ground of the end-to-end tests: a real cluster, a real HTTP receiver, and waiting without sleeping.
 
 pub mod alerts;
+pub mod answering;
 pub mod catalog;
 pub mod chaos;
 pub mod clock;

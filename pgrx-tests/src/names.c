@@ -1,5 +1,6 @@
 /* Host names that resolve to whatever they are told to, for programs that preload this: the directory that WEBHOOK_NAMES
- * names has a file for each, with an address in it, or nothing where the name hangs. */
+ * names has a file for each, with an address in it, or nothing where the name hangs; a lookup that hangs makes another
+ * file, NAME.asked. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
@@ -15,7 +16,7 @@ int getaddrinfo(const char *restrict node, const char *restrict service, const s
 {
 	lookup *system = (lookup *) dlsym(RTLD_NEXT, "getaddrinfo");
 	const char *directory = getenv("WEBHOOK_NAMES");
-	char path[4096], address[128];
+	char path[4096], asked[4200], address[128];
 
 	if (!directory || !node || strchr(node, '/') || (hints && hints->ai_flags & AI_NUMERICHOST)
 	    || snprintf(path, sizeof path, "%s/%s", directory, node) >= (int) sizeof path)
@@ -29,6 +30,9 @@ int getaddrinfo(const char *restrict node, const char *restrict service, const s
 		address[length] = 0;
 		if (length > 0)
 			return system(address, service, hints, found);
+		snprintf(asked, sizeof asked, "%s.asked", path);
+		if ((file = fopen(asked, "we")))
+			fclose(file);
 		usleep(20000);
 	}
 }

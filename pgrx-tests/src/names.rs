@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::cluster::Builder;
 use crate::directory::ServerDirectory;
-use crate::preload;
+use crate::{preload, wait};
 
 const LIBRARY: &str = include_str!("names.c");
 
@@ -38,6 +38,13 @@ impl Names {
         let readable = fs::Permissions::from_mode(0o644);
         fs::set_permissions(&new, readable).expect("the file is ours");
         fs::rename(new, self.directory.join(name)).expect("a name can be given");
+    }
+
+    /// Waits until a lookup of the name hangs.
+    #[track_caller]
+    pub fn wait_for_lookup(&self, name: &str) {
+        let asked = self.directory.join(&format!("{name}.asked"));
+        wait::until_true(&format!("a lookup of {name}"), || asked.exists());
     }
 
     /// Lookups hang until `resolve()`.

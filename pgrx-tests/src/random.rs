@@ -1,5 +1,6 @@
 //! Numbers that are the same in every run, for tests that try many cases: a seed names its case.
 
+use std::ops::RangeInclusive;
 use std::thread;
 
 use uuid::Uuid;
@@ -49,8 +50,12 @@ impl Random {
 }
 
 /// Runs a case for each seed from 1; the seed of a case that fails is shown.
-pub fn for_each_seed(cases: u64, mut case: impl FnMut(Random)) {
-    for seed in 1..=cases {
+pub fn for_each_seed(cases: u64, case: impl FnMut(Random)) {
+    for_each_seed_of(1..=cases, case);
+}
+
+pub fn for_each_seed_of(seeds: RangeInclusive<u64>, mut case: impl FnMut(Random)) {
+    for seed in seeds {
         let _shown = ShownOnFailure(seed);
         case(Random::seeded(seed));
     }

@@ -16,6 +16,7 @@ use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
+use crate::answering::Answering;
 use crate::{port, wait};
 
 #[derive(Clone, Debug)]
@@ -105,6 +106,8 @@ struct Shared {
 struct State {
     requests: Vec<Request>,
     requests_by_path: HashMap<String, usize>,
+    /// Answers that were written.
+    answers_by_path: HashMap<String, usize>,
     responders: HashMap<String, Responder>,
 }
 
@@ -188,7 +191,12 @@ impl Receiver {
 
     /// In the order of arrival.
     pub fn requests(&self) -> Vec<Request> {
-        self.shared.state.lock().unwrap().requests.clone()
+        self.arrivals().requests()
+    }
+
+    /// The requests so far and those to come; they outlive the receiver.
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals(Arc::clone(&self.shared))
     }
 
     pub fn requests_to(&self, path: &str) -> Vec<Request> {
@@ -224,6 +232,22 @@ impl Receiver {
         })
     }
 
+    /// Waits until the answers to all requests to this path have been written.
+    #[track_caller]
+    pub fn wait_until_answered(&self, path: &str) {
+        wait::until(&format!("answers to all requests to {path}"), || {
+            let state = self.shared.state.lock().unwrap();
+            let count = |counts: &HashMap<String, usize>| counts.get(path).copied().unwrap_or(0);
+            match (
+                count(&state.answers_by_path),
+                count(&state.requests_by_path),
+            ) {
+                (answers, requests) if answers == requests => Ok(()),
+                seen => Err(seen),
+            }
+        });
+    }
+
     /// Waits until the event has arrived, and returns its first request.
     #[track_caller]
     pub fn wait_for_event(&self, event_id: Uuid) -> Request {
@@ -233,6 +257,16 @@ impl Receiver {
             let arrived = requests.into_iter().find(|r| r.event_id() == event_id);
             arrived.ok_or(format!("{seen} other requests"))
         })
+    }
+}
+
+/// The requests that a receiver records.
+pub struct Arrivals(Arc<Shared>);
+
+impl Arrivals {
+    /// In the order of arrival.
+    pub fn requests(&self) -> Vec<Request> {
+        self.0.state.lock().unwrap().requests.clone()
     }
 }
 
@@ -264,8 +298,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<(
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
+        // The paths of answers that are not written yet.
+        let given = Arc::<Mutex<Vec<String>>>::default();
+        let stream = {
+            let (given, shared) = (given.clone(), shared.clone());
+            Answering::new(stream, move || shared.note_answers(&given))
+        };
         let shared = shared.clone();
-        let service = service_fn(move |request| answer(request, shared.clone()));
+        let service = service_fn(move |request| answer(request, shared.clone(), given.clone()));
         // A request of a client that has left meanwhile was sent all the same.
         let connection = hyper::server::conn::http1::Builder::new()
             .half_close(true)
@@ -277,6 +317,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<(
 async fn answer(
     incoming: hyper::Request<Incoming>,
     shared: Arc<Shared>,
+    given: Arc<Mutex<Vec<String>>>,
 ) -> Result<hyper::Response<Full<Bytes>>, Infallible> {
     let (arrived, arrived_at) = (Instant::now(), SystemTime::now());
     let (head, body) = incoming.into_parts();
@@ -297,7 +338,9 @@ async fn answer(
     let is_answered =
         |held: &HashMap<String, usize>| held.get(&path).is_none_or(|last| number <= *last);
     let _ = held_paths.wait_for(is_answered).await;
-    Ok(shared.answer(&path, &request, number).into_response())
+    let answer = shared.answer(&path, &request, number);
+    given.lock().unwrap().push(path);
+    Ok(answer.into_response())
 }
 
 impl Shared {
@@ -308,6 +351,14 @@ impl Shared {
         let number = state.requests_by_path.entry(path.to_owned()).or_default();
         *number += 1;
         *number
+    }
+
+    fn note_answers(&self, given: &Mutex<Vec<String>>) {
+        for path in given.lock().unwrap().drain(..) {
+            *(self.state.lock().unwrap().answers_by_path)
+                .entry(path)
+                .or_default() += 1;
+        }
     }
 
     fn answer(&self, path: &str, request: &Request, number: usize) -> Answer {

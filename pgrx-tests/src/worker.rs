@@ -10,6 +10,9 @@ use crate::database::Database;
 use crate::process::unprivileged;
 use crate::wait;
 
+/// A worker that is told to end does so, whatever it waits for: a stop of the server and DROP DATABASE wait no longer.
+pub const ENDS_WITHIN: Duration = Duration::from_secs(6);
+
 /// The pid of the database's worker, waited for until it has made a turn: one that was started for a new database may
 /// still find that the extension is not there, and leave.
 #[track_caller]

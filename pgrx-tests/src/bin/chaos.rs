@@ -2,16 +2,17 @@
 //!
 //! Arguments: how many seeds, the first seed, and a part of the names of the cases to run.
 
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use webhook_e2e::Cluster;
-use webhook_e2e::chaos::{CASES, Outcome, Score, markdown, try_run};
-
-/// Events that the clients of a scene commit about.
-const SIZE: usize = 1000;
+use webhook_e2e::chaos::{CASES, LONG, Outcome, markdown};
 
 fn main() -> ExitCode {
+    let mut page = take_standard_output();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |place: usize| arguments.get(place).and_then(|text| text.parse().ok());
     let seeds: u64 = number(0).unwrap_or(1);
@@ -26,12 +27,7 @@ fn main() -> ExitCode {
         .collect();
     let mut outcomes = Vec::new();
     for (place, case) in chosen.iter().enumerate() {
-        let mut outcome = Outcome {
-            case,
-            runs: 0,
-            score: Score::default(),
-            failure: None,
-        };
+        let mut outcome = Outcome::of(case);
         for seed in first..first + seeds {
             eprintln!(
                 "[{:>5.0} s] {}/{} {}, seed {seed}",
@@ -40,13 +36,8 @@ fn main() -> ExitCode {
                 chosen.len(),
                 case.name
             );
-            outcome.runs += 1;
-            match try_run(case, seed, SIZE) {
-                Ok(score) => outcome.score.add(&score),
-                Err(why) => {
-                    eprintln!("FAILED: {}, seed {seed}: {why}", case.name);
-                    outcome.failure.get_or_insert((seed, why));
-                }
+            if let Err(why) = outcome.run(seed, LONG) {
+                eprintln!("FAILED: {}, seed {seed}: {why}", case.name);
             }
         }
         outcomes.push(outcome);
@@ -55,9 +46,20 @@ fn main() -> ExitCode {
     let mut session = server.connect("postgres");
     let version = session.query_one("SHOW server_version", &[]);
     let version: String = version.expect("a server knows its version").get(0);
-    print!("{}", markdown(&outcomes, seeds, SIZE, &version));
+    let written = page.write_all(markdown(&outcomes, seeds, &version).as_bytes());
+    written.expect("the page can be written");
     match outcomes.iter().any(|outcome| outcome.failure.is_some()) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     }
+}
+
+/// Keeps standard output for the page. Servers inherit it, and a session that is ended while it waits for a standby writes a
+/// prompt there: that goes to standard error.
+fn take_standard_output() -> File {
+    let output = io::stdout().as_fd().try_clone_to_owned();
+    // SAFETY: dup2 has no memory preconditions.
+    let replaced = unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) };
+    assert_eq!(replaced, libc::STDOUT_FILENO, "an output can be replaced");
+    File::from(output.expect("standard output is open"))
 }

@@ -1,6 +1,9 @@
 //! The reconciliation of the clients' notes, the requests at the receiver, and the tables.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -8,7 +11,78 @@ use uuid::Uuid;
 use crate::chaos::Score;
 use crate::chaos::clients::Ledger;
 use crate::database::Database;
-use crate::receiver::Request;
+use crate::receiver::{Arrivals, Receiver, Request};
+
+/// The notes about a scene, from which its score can be made at any time.
+#[derive(Default)]
+pub struct Records {
+    pub ledger: Arc<Mutex<Ledger>>,
+    arrivals: Mutex<Vec<Arrivals>>,
+    in_flight: AtomicUsize,
+    calms: Mutex<Vec<Calm>>,
+}
+
+impl Records {
+    /// Counts the requests of this receiver too.
+    pub fn include(&self, receiver: &Receiver) {
+        open(&self.arrivals).push(receiver.arrivals());
+    }
+
+    pub fn allow_repetition(&self, count: usize) {
+        self.in_flight.fetch_add(count, Ordering::SeqCst);
+    }
+
+    pub fn forbid_repetition(&self) {
+        self.in_flight.store(0, Ordering::SeqCst);
+    }
+
+    pub fn end_calm(&self, moment: Instant) {
+        if let Some(calm) = open(&self.calms).last_mut() {
+            calm.until.get_or_insert(moment);
+        }
+    }
+
+    pub fn begin_calm(&self, moment: Instant) {
+        open(&self.calms).push(Calm {
+            from: moment,
+            until: None,
+        });
+    }
+
+    pub fn requests(&self) -> Vec<Request> {
+        open(&self.arrivals)
+            .iter()
+            .flat_map(Arrivals::requests)
+            .collect()
+    }
+
+    /// The score as of this moment: each committed event that has not arrived is lost.
+    pub fn score(&self) -> Score {
+        let (ledger, requests) = (open(&self.ledger), self.requests());
+        let arrived: HashSet<Uuid> = requests.iter().map(Request::event_id).collect();
+        Score {
+            committed: ledger.committed.len(),
+            rolled_back: ledger.rolled_back.len(),
+            unknown: ledger.unknown.len(),
+            lost: ledger.committed.difference(&arrived).count(),
+            duplicates: requests.len() - arrived.len(),
+            in_flight: self.in_flight.load(Ordering::SeqCst),
+            silence: silence(&requests, &open(&self.calms)),
+            ..Score::default()
+        }
+    }
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        self.score().fmt(formatter)
+    }
+}
+
+/// A thread that has panicked with the lock does not keep others from reading: a failed case has numbers too.
+fn open<T>(book: &Mutex<T>) -> MutexGuard<'_, T> {
+    book.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub struct Tables {
     events: HashSet<Uuid>,
@@ -41,28 +115,12 @@ impl Tables {
     }
 }
 
-/// Panics with the difference. At most `in_flight` requests may be repeated.
+/// Panics with the first promise that was broken.
 #[track_caller]
-pub fn reconcile(
-    ledger: &Ledger,
-    requests: &[Request],
-    tables: &Tables,
-    in_flight: usize,
-    calms: &[Calm],
-) -> Score {
+pub fn reconcile(records: &Records, score: &Score, tables: &Tables) {
+    let (ledger, requests) = (open(&records.ledger), records.requests());
     let arrived: HashSet<Uuid> = requests.iter().map(Request::event_id).collect();
-    let lost = ledger.committed.difference(&arrived).count();
-    let score = Score {
-        committed: ledger.committed.len(),
-        rolled_back: ledger.rolled_back.len(),
-        unknown: ledger.unknown.len(),
-        lost,
-        duplicates: requests.len() - arrived.len(),
-        in_flight,
-        silence: silence(requests, calms),
-        not_tested: None,
-    };
-    assert_eq!(lost, 0, "committed events did not arrive: {score:?}");
+    assert_eq!(score.lost, 0, "committed events did not arrive: {score:?}");
     let unsettled = ledger.committed.difference(&tables.sent).count();
     assert_eq!(unsettled, 0, "arrived events are not SENT: {score:?}");
     let undone = arrived.intersection(&ledger.rolled_back).count();
@@ -78,10 +136,9 @@ pub fn reconcile(
     assert_eq!(tables.events, arrived, "the tables and the receiver differ");
     assert_eq!(tables.deliveries, tables.events.len(), "one delivery each");
     assert!(
-        score.duplicates <= in_flight,
+        score.duplicates <= score.in_flight,
         "more was repeated than was claimed: {score:?}"
     );
-    score
 }
 
 /// No event overtakes another of its ordering key, and a request is repeated before the next one goes out.
@@ -103,9 +160,9 @@ pub fn assert_order(requests: &[Request]) {
 }
 
 /// From the end of a disturbance to the beginning of the next one.
-pub struct Calm {
-    pub from: Instant,
-    pub until: Option<Instant>,
+struct Calm {
+    from: Instant,
+    until: Option<Instant>,
 }
 
 /// The longest time without a request in a calm.

@@ -4,6 +4,7 @@ mod copied;
 mod disk;
 mod endpoints;
 mod failover;
+mod hanging;
 mod killed;
 mod locked;
 mod maintained;
@@ -34,7 +35,7 @@ const fn case(
 pub const CASES: &[Case] = &[
     case(
         "worker killed before its claim commits",
-        "nothing was sent before the kill",
+        "nothing was sent before the kill; the claim costs no attempt; nothing is repeated",
         killed::worker_before_claim,
     ),
     case(
@@ -49,12 +50,12 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "worker killed after the answer",
-        "",
+        "each answered request is repeated once",
         killed::worker_after_answer,
     ),
     case(
         "worker killed before its settlement commits",
-        "",
+        "the request that was to be settled is repeated, and no other",
         killed::worker_before_settle,
     ),
     case(
@@ -65,7 +66,7 @@ pub const CASES: &[Case] = &[
     case("worker killed under load", "", killed::worker_under_load),
     case(
         "relay killed before its claim commits",
-        "nothing was sent before the kill",
+        "nothing was sent before the kill; the claim costs no attempt; nothing is repeated",
         killed::relay_before_claim,
     ),
     case(
@@ -80,12 +81,12 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "relay killed after the answer",
-        "",
+        "each answered request is repeated once",
         killed::relay_after_answer,
     ),
     case(
         "relay killed before its settlement commits",
-        "",
+        "the request that was to be settled is repeated, and no other",
         killed::relay_before_settle,
     ),
     case(
@@ -110,6 +111,11 @@ pub const CASES: &[Case] = &[
         stopped::launcher,
     ),
     case("fast stop under load", "nothing is repeated", stopped::fast),
+    case(
+        "fast stop with receivers, a name, a lock and a standby that hang",
+        "the server has stopped within 6 s",
+        hanging::fast_stop,
+    ),
     case("immediate stop under load", "", stopped::immediate),
     case("crash by another backend under load", "", stopped::crash),
     case("postmaster killed under load", "", stopped::postmaster),
@@ -125,10 +131,14 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "VACUUM FULL, REINDEX and CLUSTER under load",
-        "nothing is repeated",
+        "each command succeeds; nothing is repeated",
         maintained::rewritten,
     ),
-    case("DDL under load", "nothing is repeated", maintained::ddl),
+    case(
+        "DDL under load",
+        "each command succeeds; nothing is repeated",
+        maintained::ddl,
+    ),
     case(
         "a snapshot held for five minutes under load",
         "nothing is repeated",

@@ -37,9 +37,9 @@ pub struct Clients {
 }
 
 impl Clients {
-    pub fn idle() -> Clients {
+    pub fn idle(ledger: &Arc<Mutex<Ledger>>) -> Clients {
         Clients {
-            ledger: Arc::default(),
+            ledger: Arc::clone(ledger),
             number: Arc::default(),
             stopped: Arc::default(),
             threads: Vec::new(),

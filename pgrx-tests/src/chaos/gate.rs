@@ -27,18 +27,16 @@ impl Gate {
         database.execute(&format!("DELETE FROM gate WHERE name = '{}'", self.name()));
     }
 
-    /// Waits until a sender stands before the gate.
-    pub fn wait_for_sender(self, database: &Database) {
+    /// Waits until a sender stands before the gate, and returns the pid of its session.
+    pub fn wait_for_sender(self, database: &Database) -> i32 {
         let mut session = database.connect();
-        let standing = "SELECT EXISTS (SELECT FROM pg_stat_activity
-                                       WHERE datname = current_database() AND wait_event = 'PgSleep')";
+        let standing = "SELECT max(pid) FROM pg_stat_activity
+                        WHERE datname = current_database() AND wait_event = 'PgSleep'";
         let awaited = format!("a sender before the gate {}", self.name());
-        wait::until_true(&awaited, || {
-            session
-                .query_one(standing, &[])
-                .expect("it is readable")
-                .get(0)
-        });
+        wait::until(&awaited, || {
+            let standing = session.query_one(standing, &[]).expect("it is readable");
+            standing.get::<_, Option<i32>>(0).ok_or("none")
+        })
     }
 }
 

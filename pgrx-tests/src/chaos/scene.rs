@@ -1,11 +1,12 @@
 //! The scene of a case: a server, a sender, clients that emit, and a receiver.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use postgres::{Client, NoTls};
 use uuid::Uuid;
 
-use crate::chaos::books::{Calm, Tables, assert_order, reconcile};
+use crate::chaos::books::{Records, Tables, assert_order, reconcile};
 use crate::chaos::clients::Clients;
 use crate::chaos::{Stage, gate};
 use crate::cluster::{Builder, Cluster};
@@ -42,9 +43,7 @@ pub struct Scene {
     size: usize,
     seed: u64,
     keeps_order: bool,
-    /// Requests that may be repeated.
-    in_flight: usize,
-    calms: Vec<Calm>,
+    records: Arc<Records>,
 }
 
 impl Stage {
@@ -79,8 +78,11 @@ impl Stage {
             database.add_endpoint_with(&format!("n{number}"), &url, &options);
         }
         gate::build(&database);
+        let records = Arc::<Records>::default();
+        records.include(&receiver);
+        self.score.open.push(Arc::clone(&records));
         let mut scene = Scene {
-            clients: Clients::idle(),
+            clients: Clients::idle(&records.ledger),
             relay: None,
             database,
             receiver,
@@ -89,8 +91,7 @@ impl Stage {
             size: self.size,
             seed: self.seed,
             keeps_order: true,
-            in_flight: 0,
-            calms: Vec::new(),
+            records,
         };
         if sender == Sender::Relay {
             scene.start_relay();
@@ -107,17 +108,17 @@ impl Stage {
     /// The same, where events have arrived elsewhere too.
     #[track_caller]
     pub fn reconcile_with(&mut self, mut scene: Scene, others: &[Receiver]) {
+        let records = Arc::clone(&scene.records);
+        others.iter().for_each(|other| records.include(other));
         scene.clients.stop();
         scene.wait_until_settled();
         let tables = Tables::read(&scene.database);
-        let ledger = scene.clients.ledger.lock().unwrap();
-        let mut requests = scene.receiver.requests();
+        // The score is there before anything is asserted: a case that fails shows its numbers.
+        let score = self.score.close(&records);
         if scene.keeps_order {
-            assert_order(&requests);
+            assert_order(&scene.receiver.requests());
         }
-        requests.extend(others.iter().flat_map(Receiver::requests));
-        let score = reconcile(&ledger, &requests, &tables, scene.in_flight, &scene.calms);
-        self.score.add(&score);
+        reconcile(&records, &score, &tables);
     }
 }
 
@@ -167,30 +168,33 @@ impl Scene {
     /// Commits an event, without the clients.
     #[track_caller]
     pub fn emit(&mut self) -> Uuid {
-        let event = self.database.emit("chaos.n0", serde_json::json!({}));
+        self.emit_to(0)
+    }
+
+    #[track_caller]
+    pub fn emit_to(&mut self, endpoint: usize) -> Uuid {
+        let event = (self.database).emit(&format!("chaos.n{endpoint}"), serde_json::json!({}));
         self.clients.ledger.lock().unwrap().committed.insert(event);
         event
     }
 
     /// A sender is lost, and all its claims may be repeated.
     pub fn lose_sender(&mut self) {
-        self.in_flight += MAX_CLAIMED;
+        self.allow_repetition(MAX_CLAIMED);
     }
 
     /// Requests that an answer has asked for again.
     pub fn allow_repetition(&mut self, count: usize) {
-        self.in_flight += count;
+        self.records.allow_repetition(count);
     }
 
     pub fn nothing_was_in_flight(&mut self) {
-        self.in_flight = 0;
+        self.records.forbid_repetition();
     }
 
     /// From now on the pace of deliveries is no promise.
     pub fn disturb(&mut self) {
-        if let Some(calm) = self.calms.last_mut() {
-            calm.until.get_or_insert(Instant::now());
-        }
+        self.records.end_calm(Instant::now());
     }
 
     /// Something happens at once, and the time until deliveries go on is the sender's and the server's.
@@ -200,13 +204,8 @@ impl Scene {
 
     /// The same, told afterwards.
     pub fn strike_at(&mut self, moment: Instant) {
-        if let Some(calm) = self.calms.last_mut() {
-            calm.until.get_or_insert(moment);
-        }
-        self.calms.push(Calm {
-            from: moment,
-            until: None,
-        });
+        self.records.end_calm(moment);
+        self.records.begin_calm(moment);
     }
 
     /// The order of emission is that of the server's clock, and somebody sets it.
@@ -216,10 +215,7 @@ impl Scene {
 
     /// From now on nothing stands in their way.
     pub fn mend(&mut self) {
-        self.calms.push(Calm {
-            from: Instant::now(),
-            until: None,
-        });
+        self.records.begin_calm(Instant::now());
     }
 
     /// From now on everybody uses another server, which has the same database; returns the one before.
@@ -272,12 +268,23 @@ impl Scene {
 
     /// With SIGKILL. The server takes the loss of a worker for a crash, and restarts all of its processes.
     pub fn kill_sender(&mut self) {
+        self.kill_sender_and(|_| ());
+    }
+
+    /// The same, and ends the session that stands before a gate. The session of a relay outlives the relay there, and would
+    /// commit when the gate opens.
+    pub fn kill_sender_before_gate(&mut self, session: i32) {
+        self.kill_sender_and(|scene| scene.end_session(session));
+    }
+
+    fn kill_sender_and(&mut self, end_session_of_relay: impl FnOnce(&Scene)) {
         self.lose_sender();
         match self.relay.take() {
             Some(relay) => {
                 self.strike();
                 relay.signal(libc::SIGKILL);
                 relay.wait();
+                end_session_of_relay(self);
                 self.start_relay();
             }
             None => {
@@ -286,6 +293,14 @@ impl Scene {
                 self.crash_by(pid);
             }
         }
+    }
+
+    #[track_caller]
+    fn end_session(&self, pid: i32) {
+        worker::terminate(&self.database, pid);
+        self.database.wait_until(&format!(
+            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})"
+        ));
     }
 
     /// Kills a process of the server, and waits until the server has noticed.

@@ -1,9 +1,13 @@
 //! Tables that nobody thought of: columns of types that are made at random of one another, and values of them.
 
-use webhook_e2e::Cluster;
-use webhook_e2e::random::{Random, for_each_seed};
+use std::env;
+use std::ops::RangeInclusive;
 
-const CASES: u64 = 12;
+use webhook_e2e::Cluster;
+use webhook_e2e::random::{Random, for_each_seed_of};
+
+/// `make chaos` asks for more of them.
+const SEEDS: u64 = 12;
 const COLUMNS: usize = 6;
 const ROWS: usize = 4;
 const DEPTH: usize = 3;
@@ -94,10 +98,20 @@ impl Generator {
     }
 }
 
+/// WEBHOOK_FUZZ_SEEDS of them, from WEBHOOK_FUZZ_FIRST on.
+fn fuzzed_seeds() -> RangeInclusive<u64> {
+    let number = |variable: &str, usual: u64| match env::var(variable) {
+        Ok(text) => (text.parse()).unwrap_or_else(|_| panic!("{variable} is no number: {text:?}")),
+        Err(_) => usual,
+    };
+    let first = number("WEBHOOK_FUZZ_FIRST", 1);
+    first..=first + number("WEBHOOK_FUZZ_SEEDS", SEEDS) - 1
+}
+
 #[test]
 fn records_of_odd_types_are_what_to_jsonb_makes_of_the_rows() {
     let database = Cluster::shared().database("capture_fuzz");
-    for_each_seed(CASES, |random| {
+    for_each_seed_of(fuzzed_seeds(), |random| {
         let mut generator = Generator {
             random,
             statements: String::new(),
@@ -119,6 +133,7 @@ fn records_of_odd_types_are_what_to_jsonb_makes_of_the_rows() {
         }
         database.execute(&format!(
             "DROP SCHEMA IF EXISTS odd CASCADE; DELETE FROM webhook.event; CREATE SCHEMA odd; SET search_path = odd, public;
+             SET webhook.max_payload = '256MB';
              {} CREATE TABLE odd ({}); SELECT webhook_watch('odd', 'odd'); INSERT INTO odd VALUES {}",
             generator.statements,
             types.join(", "),

@@ -1,8 +1,10 @@
 //! The cases of the scoreboard, each with one seed and few events: `make chaos` runs them with many.
 
 use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
 
-use webhook_e2e::chaos;
+use webhook_e2e::chaos::{self, Case, Outcome, Scene, Sender, Stage};
 
 const SIZE: usize = 60;
 /// Ten thousand events, of which relays that are lost have enough in hand.
@@ -46,6 +48,7 @@ cases! {
     relay_terminated: "relay terminated under load",
     launcher_terminated: "launcher terminated under load",
     fast_stop: "fast stop under load",
+    fast_stop_whatever_hangs: "fast stop with receivers, a name, a lock and a standby that hang",
     immediate_stop: "immediate stop under load",
     crash_by_a_backend: "crash by another backend under load",
     postmaster_killed: "postmaster killed under load",
@@ -80,4 +83,79 @@ cases! {
     lost_relays: "three relays killed and cut off at random" => LARGE_SIZE,
     models: "models under kills and operators' calls",
     clock_jumps: "wall clock set forward and back",
+}
+
+/// Somebody deletes a delivery before it is claimed.
+static LOSING: Case = Case {
+    name: "losing",
+    asserts: "",
+    run: |stage| {
+        let scene = deliver_one_of_two(stage);
+        stage.reconcile(scene);
+    },
+};
+
+/// The same, and the case fails before its reconciliation.
+static FAILING: Case = Case {
+    name: "failing",
+    asserts: "",
+    run: |stage| {
+        let _scene = deliver_one_of_two(stage);
+        panic!("on purpose");
+    },
+};
+
+fn deliver_one_of_two(stage: &mut Stage) -> Scene {
+    let mut scene = stage.scene(Sender::Worker);
+    let event = scene.emit();
+    scene.database.wait_for_status(event, "SENT");
+    scene.database.pause_all();
+    scene.emit();
+    scene.database.execute("DELETE FROM webhook.delivery_queue");
+    scene
+}
+
+#[test]
+fn a_case_that_fails_shows_what_it_has_lost() {
+    for (case, seeds, why) in [
+        (&LOSING, 2, "committed events did not arrive"),
+        (&FAILING, 1, "on purpose"),
+    ] {
+        let mut outcome = Outcome::of(case);
+        for seed in 1..=seeds {
+            let failure = outcome.run(seed as u64, SIZE).expect_err("it fails");
+            assert!(failure.contains(why), "{failure}");
+        }
+        let page = chaos::markdown(&[outcome], 1, "15");
+        let row = format!(
+            "| **FAILED with seed 1:** {} |  | {seeds} | {} | 0 | {seeds} | 0 / 0 |",
+            case.name,
+            2 * seeds
+        );
+        assert!(page.contains(&row), "{page}");
+        let total = format!("{} events committed, {seeds} lost, 0 requests", 2 * seeds);
+        assert!(page.contains(&total), "{page}");
+    }
+}
+
+#[test]
+fn the_page_is_of_these_cases_and_all_have_passed() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reliability.md");
+    let page = fs::read_to_string(page).expect("there is docs/reliability.md");
+    let again = "make chaos writes docs/reliability.md otherwise by now";
+    let (seeds, server) = chaos::written_by(&page).expect(again);
+    let head = chaos::head(seeds, server);
+    let table = page.strip_prefix(&head).expect(again);
+
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let cells = rows.map(|row| row.split('|').map(str::trim).skip(1).take(2).collect());
+    let cases = chaos::CASES
+        .iter()
+        .map(|case| vec![case.name, case.asserts]);
+    assert_eq!(cells.collect::<Vec<Vec<_>>>(), cases.collect::<Vec<_>>());
+    assert!(!page.contains("FAILED"), "{table}");
+    let wide = head
+        .lines()
+        .filter(|line| !line.starts_with('|') && line.chars().count() >= 110);
+    assert_eq!(wide.collect::<Vec<_>>(), Vec::<&str>::new());
 }

@@ -1,14 +1,12 @@
 //! A worker that is told to stop ends within seconds, whatever it waits for, and loses nothing.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::{Cluster, Database, Receiver, wait, worker};
-
-/// A stop of the server and DROP DATABASE wait no longer.
-const WITHIN: Duration = Duration::from_secs(6);
+use webhook_e2e::worker::{self, ENDS_WITHIN};
+use webhook_e2e::{Cluster, Database, Receiver, wait};
 
 #[test]
 fn a_fast_stop_waits_for_no_standby_that_is_away() {
@@ -261,7 +259,7 @@ fn terminate(database: &Database) {
     );
     let process = PathBuf::from(format!("/proc/{pid}"));
     worker::terminate(database, pid);
-    wait::until_within(WITHIN, "the worker to end", || {
+    wait::until_within(ENDS_WITHIN, "the worker to end", || {
         (!process.exists()).then_some(()).ok_or("running")
     });
 }
@@ -269,5 +267,5 @@ fn terminate(database: &Database) {
 #[track_caller]
 fn assert_ended(told: Instant) {
     let took = told.elapsed();
-    assert!(took < WITHIN, "{took:?}");
+    assert!(took < ENDS_WITHIN, "{took:?}");
 }

@@ -4,10 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use crate::chaos::Stage;
 use crate::chaos::gate::Gate;
 use crate::chaos::scene::{Scene, Sender};
-use crate::receiver::Receiver;
+use crate::receiver::{Receiver, ids};
 use crate::wait;
 
 pub fn worker_before_claim(stage: &mut Stage) {
@@ -20,15 +22,22 @@ fn before_claim(stage: &mut Stage, sender: Sender) {
     let mut scene = warm(stage, sender);
     let before = scene.receiver.request_count();
     Gate::Claim.close(&scene.database);
-    emit_some(&mut scene);
-    Gate::Claim.wait_for_sender(&scene.database);
+    let event = emit_some(&mut scene);
+    let session = Gate::Claim.wait_for_sender(&scene.database);
     assert_eq!(
         scene.receiver.request_count(),
         before,
         "sent before the commit"
     );
-    scene.kill_sender();
-    open(&scene, Gate::Claim);
+    scene.kill_sender_before_gate(session);
+    scene.nothing_was_in_flight();
+    drop(scene.connect());
+    scene.database.wait_for_status(event, "PENDING");
+    Gate::Claim.open(&scene.database);
+    scene.wait_until_settled();
+    // A claim is an attempt from its commit on.
+    let most: i32 = (scene.database).query_one_value("SELECT max(attempts) FROM webhook.delivery");
+    assert_eq!(most, 1, "the claim was committed");
     stage.reconcile(scene);
 }
 
@@ -91,12 +100,21 @@ fn after_answer(stage: &mut Stage, sender: Sender) {
     emit_some(&mut scene);
     scene.receiver.wait_for_requests(before + 1);
     Gate::Claim.close(&scene.database);
-    let event = scene.database.emit("chaos.n1", serde_json::json!({}));
-    scene.clients.ledger.lock().unwrap().committed.insert(event);
-    Gate::Claim.wait_for_sender(&scene.database);
+    scene.emit_to(1);
+    let session = Gate::Claim.wait_for_sender(&scene.database);
     scene.receiver.release("/0");
-    scene.kill_sender();
+    scene.receiver.wait_until_answered("/0");
+    let answered = ids(&scene.receiver.requests()[before..]);
+    for event in &answered {
+        let status = scene.database.delivery_status(*event);
+        assert_eq!(status.as_deref(), Some("SENDING"), "it was settled");
+    }
+    scene.kill_sender_before_gate(session);
     open(&scene, Gate::Claim);
+    scene.wait_until_settled();
+    for event in answered {
+        assert_eq!(requests_of(&scene, event), 2, "requests of {event}");
+    }
     stage.reconcile(scene);
 }
 
@@ -109,10 +127,22 @@ pub fn relay_before_settle(stage: &mut Stage) {
 fn before_settle(stage: &mut Stage, sender: Sender) {
     let mut scene = warm(stage, sender);
     Gate::Settle.close(&scene.database);
+    let event = scene.emit();
+    let session = Gate::Settle.wait_for_sender(&scene.database);
+    // The sender stands before the gate, and claims none of these.
     emit_some(&mut scene);
-    Gate::Settle.wait_for_sender(&scene.database);
-    scene.kill_sender();
-    open(&scene, Gate::Settle);
+    scene.kill_sender_before_gate(session);
+    scene.nothing_was_in_flight();
+    scene.allow_repetition(1);
+    drop(scene.connect());
+    scene.database.wait_for_status(event, "SENDING");
+    Gate::Settle.open(&scene.database);
+    scene.wait_until_settled();
+    assert_eq!(
+        requests_of(&scene, event),
+        2,
+        "the settlement was committed"
+    );
     stage.reconcile(scene);
 }
 
@@ -163,11 +193,17 @@ fn warm(stage: &mut Stage, sender: Sender) -> Scene {
 }
 
 /// Returns the last of them.
-fn emit_some(scene: &mut Scene) -> uuid::Uuid {
+fn emit_some(scene: &mut Scene) -> Uuid {
     for _ in 0..scene.random.below(10) {
         scene.emit();
     }
     scene.emit()
+}
+
+fn requests_of(scene: &Scene, event: Uuid) -> usize {
+    let requests = scene.receiver.requests();
+    let of_event = requests.iter().filter(|r| r.event_id() == event);
+    of_event.count()
 }
 
 /// The server may still be starting.
