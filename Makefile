@@ -122,6 +122,8 @@ WITHOUT_SEARCH_PATH := \
 lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the scripts
 	cargo fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir $(FUZZ) -- -D warnings
 	@echo "pgspot on the scripts that install, with the library and without, and on the beginning of those that upgrade"
 	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/begin.sql $(MIGRATIONS)"; do \
 		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $$script >$(TARGET)/pgspot.txt 2>&1 || \

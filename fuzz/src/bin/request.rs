@@ -14,7 +14,7 @@ use std::time::Duration;
 use http::Uri;
 use libfuzzer_sys::fuzz_target;
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Format, Key, Network, Networks, Route, preview};
+use webhook_delivery::{Attempt, Format, Header, Key, Network, Networks, Route, preview};
 
 fuzz_target!(|text: &str| {
     let mut lines = text.splitn(6, '\n');
@@ -91,7 +91,7 @@ fn attempt(
 ) -> Attempt {
     let header = header
         .split_once(':')
-        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        .map(|(name, value)| Header::new(name, value));
     Attempt {
         key: Key {
             event_id: Uuid::nil(),
@@ -112,6 +112,7 @@ fn attempt(
             url,
             headers: header.into_iter().collect(),
             format,
+            hmac_secrets: vec![secret.clone()],
             secrets: vec![secret],
             connect_timeout: Duration::from_secs(1),
             timeout: Duration::from_secs(1),
