@@ -145,13 +145,23 @@ pub const CASES: &[Case] = &[
         settings::each,
     ),
     case(
+        "each hostile setting of a session that emits",
+        "an event and a row of a watched table arrive, with the same payload under each; what its setting alone refuses does not",
+        settings::of_a_session,
+    ),
+    case(
+        "each hostile setting of a role that emits",
+        "an event and a row of a watched table arrive, with the same payload under each; what its setting alone refuses does not",
+        settings::of_a_role,
+    ),
+    case(
         "thirty hostile settings at once",
-        "each event arrives under them",
+        "each event arrives under them; metrics still alert; the worker complains of nothing",
         settings::many_for_a_worker,
     ),
     case(
         "thirty hostile settings at once, with a relay",
-        "each event arrives under them",
+        "each event arrives under them; metrics still alert; the relay complains of nothing",
         settings::many_for_a_relay,
     ),
     case(

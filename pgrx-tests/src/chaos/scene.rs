@@ -307,9 +307,15 @@ impl Scene {
     /// At the port of a proxy.
     pub fn start_relay_at(&mut self, port: u16) {
         let connection = self.cluster.address(port, self.database.name());
+        self.start_relay_with(&connection);
+    }
+
+    /// In place of the one that is there.
+    pub fn start_relay_with(&mut self, connection: &str) {
+        self.relay = None;
         let most = MAX_IN_FLIGHT.to_string();
         let options = ["--max-in-flight", &most];
-        self.relay = Some(Relay::start(&relay_program(), &connection, &options));
+        self.relay = Some(Relay::start(&relay_program(), connection, &options));
     }
 
     #[track_caller]
