@@ -254,7 +254,7 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "models under kills and operators' calls",
-        "endpoints that fail at random, with breakers; one event for each idempotency key; the latest of each coalescing key; each request is an attempt",
+        "one event for each idempotency key; the latest of each coalescing key; no retry before its time; an open breaker lets one probe at a time through; requests are the attempts that were counted, but for claims of killed senders",
         operated::at_random,
     ),
     case(

@@ -19,7 +19,7 @@ use crate::{wait, worker};
 /// Requests that a sender may have in flight.
 pub const MAX_IN_FLIGHT: usize = 50;
 /// What a sender may have claimed and not settled: twice as much again is claimed ahead where receivers are quick.
-const MAX_CLAIMED: usize = 3 * MAX_IN_FLIGHT;
+pub const MAX_CLAIMED: usize = 3 * MAX_IN_FLIGHT;
 const ENDPOINTS: usize = 3;
 /// Everything has arrived and is settled so soon after the last disturbance, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
