@@ -262,4 +262,9 @@ pub const CASES: &[Case] = &[
         "nothing is repeated",
         time::jumps,
     ),
+    case(
+        "wall clock that makes a backlog due at once",
+        "requests in flight and in a second are as many as the endpoint bears, by the receiver's clock; nothing is repeated",
+        time::floods,
+    ),
 ];

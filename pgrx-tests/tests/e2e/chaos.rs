@@ -82,4 +82,5 @@ cases! {
     lost_relays: "three relays killed and cut off at random" => LARGE_SIZE,
     models: "models under kills and operators' calls",
     clock_jumps: "wall clock set forward and back",
+    clock_floods: "wall clock that makes a backlog due at once",
 }
