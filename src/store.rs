@@ -125,6 +125,16 @@ pub fn prepare_session() {
         (c"geqo", c"off"),
     ];
     SETTINGS.iter().for_each(|(name, value)| set(name, value));
+    // Metrics are a view. Minor releases of 2024 have brought the setting.
+    set_if_known(c"restrict_nonsystem_relation_kind", c"");
+}
+
+fn set_if_known(name: &CStr, value: &CStr) {
+    // SAFETY: a C string, and main thread; the text that it points to is not read.
+    let is_known = unsafe { !pg_sys::GetConfigOption(name.as_ptr(), true, false).is_null() };
+    if is_known {
+        set(name, value);
+    }
 }
 
 fn set(name: &CStr, value: &CStr) {

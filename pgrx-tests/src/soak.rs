@@ -1,8 +1,11 @@
 //! A long run under a mix of loads: memory, files, threads, tables and transaction ids of a worker stay flat.
 
 pub mod chart;
+mod mix;
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,17 +14,22 @@ use uuid::Uuid;
 use crate::chaos::{Scene, Score, Sender, Stage};
 use crate::receiver::{Answer, Request};
 use crate::worker;
+use mix::Mix;
 
 const SAMPLES: u32 = 60;
+/// The worker is terminated after these: within the first third, since a worker that has just begun would hide that the one
+/// before it has grown, and the rest is what is compared.
+const TERMINATED_AFTER: [u32; 3] = [5, 10, 15];
 
 /// The measures of a sample, in the order of its values.
-pub const MEASURES: [&str; 7] = [
+pub const MEASURES: [&str; 8] = [
     "memory of the worker, kB",
     "open files",
     "threads",
     "queue, kB",
     "history, kB",
     "events, kB",
+    "all tables, kB",
     "transaction ids in a second",
 ];
 
@@ -42,21 +50,32 @@ pub fn run(seed: u64, time: Duration, mut tell: impl FnMut(&Sample)) -> Vec<Samp
     let mut scene = stage.scene_with(Sender::Worker, |builder| {
         builder
             .setting("webhook.retention_sent = '1 min'")
+            .setting("webhook.retention_failed = '1 min'")
             .setting("autovacuum_naptime = '5 s'")
     });
     // One answer in twenty is an error.
-    (scene.receiver).respond("/0", |_, number| match number % 20 {
-        7 => Answer::status(503),
-        _ => Answer::status(200),
+    let refused = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&refused);
+    scene.receiver.respond("/0", move |_, number| {
+        if number % 20 != 7 {
+            return Answer::status(200);
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        Answer::status(503)
     });
-    let pid = scene.worker_pid();
+    let mut pid = scene.worker_pid();
     scene.begin_load();
+    let mix = Mix::begin(&scene, seed);
     let begun = Instant::now();
     let mut samples = Vec::new();
     let mut xids = (begun, xid(&scene));
     for number in 1..=SAMPLES {
         thread::sleep((time * number / SAMPLES).saturating_sub(begun.elapsed()));
         operate(&mut scene);
+        if TERMINATED_AFTER.contains(&number) {
+            worker::terminate(&scene.database, pid);
+            pid = worker::successor(&scene.database, pid);
+        }
         let now = (Instant::now(), xid(&scene));
         let spent = (now.1 - xids.1) / (now.0 - xids.0).as_secs_f64();
         xids = now;
@@ -66,9 +85,10 @@ pub fn run(seed: u64, time: Duration, mut tell: impl FnMut(&Sample)) -> Vec<Samp
                 worker::private_memory(pid) as f64 / 1024.0,
                 worker::open_files(pid).len() as f64,
                 worker::threads(pid) as f64,
-                size(&scene, "delivery_queue"),
-                size(&scene, "delivery_history"),
-                size(&scene, "event"),
+                size(&scene, "= 'delivery_queue'"),
+                size(&scene, "= 'delivery_history'"),
+                size(&scene, "= 'event'"),
+                size(&scene, "<> ''"),
                 spent,
             ],
         };
@@ -76,14 +96,19 @@ pub fn run(seed: u64, time: Duration, mut tell: impl FnMut(&Sample)) -> Vec<Samp
         samples.push(sample);
     }
     scene.clients.stop();
+    let mix = mix.stop();
     scene.database.resume_all();
     scene.wait_until_settled();
+    mix.assert_arrived();
     assert_eq!(scene.worker_pid(), pid, "the worker has ended");
     let ledger = scene.clients.ledger.lock().unwrap();
     let requests = scene.receiver.requests();
     let arrived: HashSet<Uuid> = requests.iter().map(Request::event_id).collect();
     let lost = ledger.committed.difference(&arrived).count();
     assert_eq!(lost, 0, "of {} committed events", ledger.committed.len());
+    let repeated = requests.len() - arrived.len();
+    let refused = refused.load(Ordering::SeqCst);
+    assert_eq!(repeated, refused, "repeated, and asked for again");
     samples
 }
 
@@ -119,8 +144,10 @@ fn xid(scene: &Scene) -> f64 {
     (scene.database).query_one_value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8")
 }
 
-fn size(scene: &Scene, table: &str) -> f64 {
+/// Of the tables of ours whose name is so, with all that belongs to them.
+fn size(scene: &Scene, name: &str) -> f64 {
     (scene.database).query_one_value(&format!(
-        "SELECT pg_total_relation_size('webhook.{table}') / 1024.0::float8"
+        "SELECT sum(pg_total_relation_size(oid))::float8 / 1024 FROM pg_class
+         WHERE relnamespace = 'webhook'::regnamespace AND relkind = 'r' AND relname {name}"
     ))
 }

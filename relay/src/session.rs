@@ -35,7 +35,8 @@ pub const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// A commit waits for the disk at least, or a crash would undo outcomes. lock_timeout is below deadlock_timeout, so
 /// that in a deadlock no person loses. The server ends the session of a relay that is cut off after about 5 s, idle
-/// or not; where its system has no such option it ignores it. transaction_timeout is there from PostgreSQL 17 on.
+/// or not; where its system has no such option it ignores it. transaction_timeout is there from PostgreSQL 17 on, and
+/// restrict_nonsystem_relation_kind, which would keep the session from the view of metrics, since minor releases of 2024.
 const PREPARE: &str = "
     SET search_path = pg_catalog, pg_temp;
     SET default_transaction_isolation = 'read committed';
@@ -52,6 +53,7 @@ const PREPARE: &str = "
     SET tcp_keepalives_count = 3;
     SET tcp_user_timeout = '5s';
     SELECT set_config(s.name, '0', false) FROM pg_settings s WHERE s.name = 'transaction_timeout';
+    SELECT set_config(s.name, '', false) FROM pg_settings s WHERE s.name = 'restrict_nonsystem_relation_kind';
     SELECT set_config(s.name, 'local', false) FROM pg_settings s
     WHERE s.name = 'synchronous_commit' AND s.setting = 'off';
     LISTEN webhook_due";

@@ -155,13 +155,23 @@ pub const CASES: &[Case] = &[
         settings::each,
     ),
     case(
+        "each hostile setting of a session that emits",
+        "an event and a row of a watched table arrive, with the same payload under each; what its setting alone refuses does not",
+        settings::of_a_session,
+    ),
+    case(
+        "each hostile setting of a role that emits",
+        "an event and a row of a watched table arrive, with the same payload under each; what its setting alone refuses does not",
+        settings::of_a_role,
+    ),
+    case(
         "thirty hostile settings at once",
-        "each event arrives under them",
+        "each event arrives under them; metrics still alert; the worker complains of nothing",
         settings::many_for_a_worker,
     ),
     case(
         "thirty hostile settings at once, with a relay",
-        "each event arrives under them",
+        "each event arrives under them; metrics still alert; the relay complains of nothing",
         settings::many_for_a_relay,
     ),
     case(
@@ -254,12 +264,17 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "models under kills and operators' calls",
-        "endpoints that fail at random, with breakers; one event for each idempotency key; the latest of each coalescing key; each request is an attempt",
+        "one event for each idempotency key; the latest of each coalescing key; no retry before its time; an open breaker lets one probe at a time through; requests are the attempts that were counted, but for claims of killed senders",
         operated::at_random,
     ),
     case(
         "wall clock set forward and back",
         "nothing is repeated",
         time::jumps,
+    ),
+    case(
+        "wall clock that makes a backlog due at once",
+        "requests in flight and in a second are as many as the endpoint bears, by the receiver's clock; nothing is repeated",
+        time::floods,
     ),
 ];

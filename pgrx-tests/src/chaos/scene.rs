@@ -21,7 +21,7 @@ use crate::{wait, worker};
 pub const MAX_IN_FLIGHT: usize = 50;
 /// Deliveries that a sender may have claimed and not settled: twice as many again are claimed ahead where receivers
 /// are quick.
-const MAX_CLAIMED: usize = 3 * MAX_IN_FLIGHT;
+pub const MAX_CLAIMED: usize = 3 * MAX_IN_FLIGHT;
 const ENDPOINTS: usize = 3;
 /// Everything has arrived and is settled so soon after the last disturbance, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -323,9 +323,15 @@ impl Scene {
     /// Starts a relay that connects by the port of a proxy.
     pub fn start_relay_at(&mut self, port: u16) {
         let connection = self.cluster.address(port, self.database.name());
+        self.start_relay_with(&connection);
+    }
+
+    /// In place of the one that is there.
+    pub fn start_relay_with(&mut self, connection: &str) {
+        self.relay = None;
         let most = MAX_IN_FLIGHT.to_string();
         let options = ["--max-in-flight", &most];
-        self.relay = Some(Relay::start(&relay_program(), &connection, &options));
+        self.relay = Some(Relay::start(&relay_program(), connection, &options));
     }
 
     #[track_caller]

@@ -59,6 +59,8 @@ cases! {
     snapshot_held: "a snapshot held for five minutes under load",
     prepared_transactions: "prepared transactions",
     hostile_settings: "each hostile setting of a database",
+    hostile_settings_of_a_session: "each hostile setting of a session that emits",
+    hostile_settings_of_a_role: "each hostile setting of a role that emits",
     many_hostile_settings: "thirty hostile settings at once",
     hostile_settings_of_a_relay: "thirty hostile settings at once, with a relay",
     worker_processes_exhausted: "worker processes exhausted",
@@ -83,6 +85,7 @@ cases! {
     lost_relays: "three relays killed and cut off at random" => LARGE_SIZE,
     models: "models under kills and operators' calls",
     clock_jumps: "wall clock set forward and back",
+    clock_floods: "wall clock that makes a backlog due at once",
 }
 
 /// Somebody deletes a delivery before it is claimed.

@@ -1,7 +1,8 @@
 //! Settings of a database or of the worker's role reach the worker that runs.
 
 use serde_json::json;
-use webhook_e2e::{Cluster, Database, Receiver, worker};
+use webhook_e2e::looking::role_with;
+use webhook_e2e::{Answer, Cluster, Database, Looking, Receiver, worker};
 
 /// Where only commits wake the worker.
 fn woken_by_commits_alone() -> Cluster {
@@ -162,4 +163,64 @@ fn the_genetic_optimizer_fails_no_delivery() {
     let client = client.as_mut().unwrap();
     webhook_e2e::database::emit(client, "order.created", json!({}));
     receiver.wait_for_requests(1);
+}
+
+/// As pg_dump has it in its own session, so that nobody's view runs with its rights.
+const RESTRICT: &str = "SET restrict_nonsystem_relation_kind = 'view, foreign-table'";
+
+#[test]
+fn a_database_that_restricts_views_still_gets_alerts_about_metrics() {
+    let cluster = Cluster::start();
+    if !knows_restrictions(&cluster) {
+        return;
+    }
+    let (database, receiver) = (cluster.database("restricted"), Receiver::start());
+    database.execute(&format!("ALTER DATABASE {} {RESTRICT}", database.name()));
+    open_a_breaker(&database, &receiver);
+    database.wait_until(METRIC_HAS_ALERTED);
+    let pid = database.query_one_value(
+        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'webhook worker' AND datname = current_database()",
+    );
+    assert_eq!(worker::complaints(&cluster, pid), Vec::<String>::new());
+}
+
+#[test]
+fn a_relay_whose_role_restricts_views_alerts_about_metrics_and_shows_them() {
+    let cluster = Cluster::relayed();
+    if !knows_restrictions(cluster) {
+        return;
+    }
+    let (database, receiver) = (cluster.database("restricted"), Receiver::start());
+    let connection = role_with(cluster, &database, &["relay", "read"]);
+    let role = format!("relay_read_of_{}", database.name());
+    database.execute(&format!("ALTER ROLE {role} {RESTRICT}"));
+    let looking = Looking::start(&connection, &["--page"]);
+    open_a_breaker(&database, &receiver);
+    database.wait_until(METRIC_HAS_ALERTED);
+    for path in ["/metrics", "/"] {
+        let answer = looking.get(path);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    }
+}
+
+/// The setting came with a minor release, 15.8.
+fn knows_restrictions(cluster: &Cluster) -> bool {
+    let known = "SELECT FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'";
+    let known = cluster.connect("postgres").query_opt(known, &[]).unwrap();
+    known.is_some()
+}
+
+const METRIC_HAS_ALERTED: &str =
+    "SELECT EXISTS (SELECT FROM webhook.alarm WHERE metric = 'webhook_open_breakers')";
+
+/// Which is cause for an alert about a metric.
+#[track_caller]
+fn open_a_breaker(database: &Database, receiver: &Receiver) {
+    receiver.respond("/orders", |_, _| Answer::status(500));
+    database.add_guarding_policy("guarding", 10, "");
+    database.add_endpoint_with("orders", &receiver.url("/orders"), "policy => 'guarding'");
+    for _ in 0..3 {
+        database.emit("order.created", json!({}));
+    }
+    receiver.wait_for_requests(3);
 }

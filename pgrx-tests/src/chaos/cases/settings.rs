@@ -1,16 +1,21 @@
-//! Settings that a database or a role may have, at their most hostile.
+//! Settings that a database, a role or a session may have, at their most hostile: for the sender, and for those who emit.
 
+mod emitting;
+mod hostile;
+
+use std::thread;
 use std::time::Duration;
 
 use postgres::NoTls;
 
+pub use emitting::{of_a_role, of_a_session};
+use hostile::{Setting, settings};
+
 use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};
+use crate::looking::role_with;
 use crate::{wait, worker};
 
-/// Settings that make everybody wait by design, and read-only transactions, which a worker waits out; a test of
-/// settings has them.
-const LEFT_OUT: &str = "'pre_auth_delay', 'post_auth_delay', 'default_transaction_read_only'";
 /// For a relay, which is a client: a millisecond ends the session of any of them, or its first statement.
 const CLIENTS_END: [&str; 3] = [
     "idle_session_timeout",
@@ -18,126 +23,166 @@ const CLIENTS_END: [&str; 3] = [
     "statement_timeout",
 ];
 
-/// Each value that is the opposite, the least, the most, or one of a list.
-const HOSTILE: &str = "
-    SELECT s.name, v.value, s.reset_val
-    FROM pg_settings s
-    CROSS JOIN LATERAL (
-        SELECT CASE s.reset_val WHEN 'on' THEN 'off' ELSE 'on' END AS value WHERE s.vartype = 'bool'
-        UNION SELECT unnest(s.enumvals)
-        UNION SELECT unnest(ARRAY[s.min_val, s.max_val]) WHERE s.vartype IN ('integer', 'real')
-        UNION SELECT '1' WHERE s.vartype = 'integer' AND s.min_val::bigint < 1 AND s.max_val::bigint > 1
-        UNION SELECT unnest(CASE s.name
-            WHEN 'search_path' THEN ARRAY['pg_temp, public', ''] WHEN 'TimeZone' THEN ARRAY['Pacific/Chatham']
-            WHEN 'DateStyle' THEN ARRAY['German, DMY'] WHEN 'client_encoding' THEN ARRAY['LATIN1']
-            WHEN 'dynamic_library_path' THEN ARRAY['/nowhere'] WHEN 'default_tablespace' THEN ARRAY['pg_default']
-            WHEN 'application_name' THEN ARRAY['somebody else'] END)
-    ) v
-    WHERE s.context IN ('user', 'superuser', 'backend', 'superuser-backend') AND v.value IS DISTINCT FROM s.reset_val
-      AND s.name NOT LIKE 'webhook.%' AND s.name NOT IN (";
-
-#[derive(Clone)]
-struct Setting {
-    name: String,
-    value: String,
-    usual: String,
+/// Whose settings they are.
+#[derive(Debug, Clone)]
+enum Place {
+    Database,
+    /// In this database.
+    Role(String),
 }
 
-/// A worker that runs gets each of them, or one that starts.
+impl Place {
+    fn of(&self, scene: &Scene) -> String {
+        let database = scene.database.name();
+        match self {
+            Place::Database => format!("DATABASE {database}"),
+            Place::Role(role) => format!("ROLE {role} IN DATABASE {database}"),
+        }
+    }
+
+    /// From a session elsewhere: one of this database would have the settings that are there. Some cannot be set so.
+    fn set(&self, scene: &Scene, setting: &Setting) -> Result<(), postgres::Error> {
+        let sql = format!("ALTER {} SET {}", self.of(scene), setting.assignment());
+        scene.maintenance().batch_execute(&sql)
+    }
+
+    #[track_caller]
+    fn reset_all(&self, scene: &Scene) {
+        let sql = format!("ALTER {} RESET ALL", self.of(scene));
+        let done = scene.maintenance().batch_execute(&sql);
+        done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+}
+
+/// A worker that runs gets each of them, or one that starts: from its database, or from its role.
 pub fn each(stage: &mut Stage) {
     let mut scene = stage.scene(Sender::Worker);
-    let mut settings = hostile(&scene);
-    scene.random.shuffle(&mut settings);
+    let mut settings = settings(&mut scene);
     // With one seed some of them; 1,000 are more than there are.
     settings.truncate(scene.size() / 2);
     for setting in &settings {
-        let one = std::slice::from_ref(setting);
-        if set(&scene, setting).is_err() {
+        let places = [Place::Database, Place::Role("webhook_owner".to_owned())];
+        let place = &places[scene.random.below(2)];
+        if place.set(&scene, setting).is_err() {
             continue;
         }
-        deliver(&mut scene, one);
-        reset(&scene, setting);
+        deliver(&mut scene, std::slice::from_ref(setting));
+        place.reset_all(&scene);
     }
     deliver(&mut scene, &[]);
     stage.reconcile(scene);
 }
 
 pub fn many_for_a_worker(stage: &mut Stage) {
-    many(stage, Sender::Worker);
+    let scene = stage.scene(Sender::Worker);
+    let places = [Place::Database, Place::Role("webhook_owner".to_owned())];
+    many(stage, scene, &places, None);
 }
+
 pub fn many_for_a_relay(stage: &mut Stage) {
-    many(stage, Sender::Relay);
+    let scene = stage.scene(Sender::Relay);
+    // It has no right but the one that it needs, and so cannot take back all that is set for it.
+    let connection = role_with(&scene.cluster, &scene.database, &["relay"]);
+    let role = format!("relay_of_{}", scene.database.name());
+    let places = [Place::Database, Place::Role(role)];
+    many(stage, scene, &places, Some(&connection));
 }
-fn many(stage: &mut Stage, sender: Sender) {
+
+/// Thirty of them, some here and some there, for as long as the sender's upkeep takes to come round.
+fn many(stage: &mut Stage, mut scene: Scene, places: &[Place], relay: Option<&str>) {
     const AT_ONCE: usize = 30;
-    let mut scene = stage.scene(sender);
-    let mut all = hostile(&scene);
-    if sender == Sender::Relay {
-        all.retain(|setting| !CLIENTS_END.contains(&setting.name.as_str()));
+    const MOST_ROUNDS: usize = 6;
+    let mut left = settings(&mut scene);
+    left.sort_by_key(|setting| !setting.is_text());
+    scene.database.execute(DISABLED);
+    if relay.is_some() {
+        left.retain(|setting| {
+            !CLIENTS_END.contains(&setting.name.as_str()) && !setting.ends_connecting()
+        });
     }
-    for _ in 0..(scene.size() / 100).max(2) {
-        let mut chosen: Vec<&Setting> = Vec::new();
-        while chosen.len() < AT_ONCE {
-            let setting = &all[scene.random.below(all.len())];
-            if chosen.iter().all(|other| other.name != setting.name) {
-                chosen.push(setting);
+    for round in 0..(scene.size() / 100).clamp(1, MOST_ROUNDS) {
+        let mut chosen: Vec<Setting> = Vec::new();
+        left.retain(|setting| {
+            let is_chosen = chosen.len() < AT_ONCE
+                && chosen.iter().all(|other| other.name != setting.name)
+                && places[(round + chosen.len()) % places.len()]
+                    .set(&scene, setting)
+                    .is_ok();
+            if is_chosen {
+                chosen.push(setting.clone());
             }
+            !is_chosen
+        });
+        if let Some(connection) = relay {
+            scene.start_relay_with(connection);
         }
-        chosen.retain(|setting| set(&scene, setting).is_ok());
-        if scene.relay.take().is_some() {
-            scene.start_relay();
-        }
-        let chosen: Vec<Setting> = chosen.into_iter().cloned().collect();
         deliver(&mut scene, &chosen);
-        chosen.iter().for_each(|setting| reset(&scene, setting));
+        assert_upkeep(&mut scene, &chosen);
+        places.iter().for_each(|place| place.reset_all(&scene));
     }
     stage.reconcile(scene);
 }
 
-fn hostile(scene: &Scene) -> Vec<Setting> {
-    let rows =
-        (scene.database.connect()).query(&format!("{HOSTILE}{LEFT_OUT}) ORDER BY 1, 2"), &[]);
-    let rows = rows.expect("settings are readable");
-    let text = |row: &postgres::Row, place| row.get::<_, Option<String>>(place).unwrap_or_default();
-    (rows.iter())
-        .map(|row| Setting {
-            name: text(row, 0),
-            value: text(row, 1),
-            usual: text(row, 2),
-        })
-        .collect()
+/// Endpoints that are cause for an alert about a metric.
+const DISABLED: &str = "
+    INSERT INTO webhook.endpoint (name, url, event_types, disabled_at, disabled_reason)
+    SELECT 'disabled' || n, 'http://127.0.0.1:9/', '{nothing}', now(), 'gone' FROM generate_series(1, 11) AS n";
+const IS_TOLD: &str = "
+    SELECT EXISTS (SELECT FROM webhook.alarm WHERE metric = 'webhook_disabled_endpoints')
+           AND NOT EXISTS (SELECT FROM webhook.alert)";
+
+/// The sender looks at the metrics and tells the alert, and has complained of nothing.
+#[track_caller]
+fn assert_upkeep(scene: &mut Scene, hostile: &[Setting]) {
+    const PAUSE: Duration = Duration::from_millis(100);
+    /// A sender looks at metrics in one part of 500 of its time, and some settings make everything slow.
+    const PATIENCE: Duration = Duration::from_secs(90);
+    let mut client = connect_with_usual(scene, hostile);
+    let done = client.batch_execute("DELETE FROM webhook.alarm");
+    done.expect("an alarm can be taken back");
+    let names = names(hostile);
+    wait::until_within(PATIENCE, &format!("an alert under {names:?}"), || {
+        // Upkeep wakes no sender that is at rest.
+        emit(scene, &mut client);
+        thread::sleep(PAUSE);
+        let row = client.query_one(IS_TOLD, &[]);
+        match row.expect("the tables are readable").get(0) {
+            true => Ok(()),
+            false => Err(scene.cluster.log()),
+        }
+    });
+    let log = match &scene.relay {
+        Some(relay) => relay.log(),
+        None => scene.cluster.log(),
+    };
+    let complaints: Vec<&str> = (log.lines())
+        .filter(|line| line.contains("WARNING:  webhook worker") || line.starts_with("WARNING:"))
+        .filter(|line| !line.contains("webhook metric"))
+        .collect();
+    assert!(complaints.is_empty(), "{complaints:#?} under {names:?}");
 }
 
-/// From a session elsewhere: one of this database would have the settings that are there. Some cannot be set so.
-fn set(scene: &Scene, setting: &Setting) -> Result<(), postgres::Error> {
-    let Setting { name, value, .. } = setting;
-    let database = scene.database.name();
-    let sql = format!("ALTER DATABASE {database} SET {name} = '{value}'");
-    scene.maintenance().batch_execute(&sql)
+fn names(hostile: &[Setting]) -> Vec<String> {
+    hostile.iter().map(Setting::assignment).collect()
 }
 
-fn reset(scene: &Scene, setting: &Setting) {
-    let sql = format!(
-        "ALTER DATABASE {} RESET {}",
-        scene.database.name(),
-        setting.name
-    );
-    let done = scene.maintenance().batch_execute(&sql);
-    done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-}
-
-/// An event of a client that has its own settings arrives, and is settled.
-fn deliver(scene: &mut Scene, hostile: &[Setting]) {
+/// A client that has its own settings, and not those of the database.
+#[track_caller]
+fn connect_with_usual(scene: &Scene, hostile: &[Setting]) -> postgres::Client {
     let options = hostile.iter().map(|setting| {
         let usual = setting.usual.replace('\\', "\\\\").replace(' ', "\\ ");
         format!("-c {}={usual}", setting.name)
     });
     let options: Vec<String> = options.collect();
     let mut config = scene.cluster.config(scene.database.name());
-    config.options(&options.join(" "));
-    let mut client = config
-        .connect(NoTls)
-        .unwrap_or_else(|error| panic!("{options:?}: {error:?}"));
+    let client = config.options(&options.join(" ")).connect(NoTls);
+    client.unwrap_or_else(|error| panic!("{options:?}: {error:?}"))
+}
+
+/// An event of a client that has its own settings arrives, and is settled.
+#[track_caller]
+fn deliver(scene: &mut Scene, hostile: &[Setting]) {
+    let mut client = connect_with_usual(scene, hostile);
     if scene.random.chance(30) {
         let pid: Option<i32> = client
             .query_one("SELECT max(pid) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'webhook worker'", &[])
@@ -147,14 +192,10 @@ fn deliver(scene: &mut Scene, hostile: &[Setting]) {
             worker::signal(pid, libc::SIGTERM);
         }
     }
-    let event = crate::database::emit(&mut client, "chaos.n0", serde_json::json!({}));
-    scene.clients.ledger.lock().unwrap().committed.insert(event);
-    let names: Vec<String> = (hostile.iter())
-        .map(|setting| format!("{} = {}", setting.name, setting.value))
-        .collect();
+    emit(scene, &mut client);
     wait::until_within(
         Duration::from_secs(30),
-        &format!("an event under {names:?}"),
+        &format!("an event under {:?}", names(hostile)),
         || {
             let left = "SELECT count(*) FROM webhook.delivery_queue";
             match client.query_one(left, &[]).map(|row| row.get::<_, i64>(0)) {
@@ -163,4 +204,10 @@ fn deliver(scene: &mut Scene, hostile: &[Setting]) {
             }
         },
     );
+}
+
+#[track_caller]
+fn emit(scene: &Scene, client: &mut postgres::Client) {
+    let event = crate::database::emit(client, "chaos.n0", serde_json::json!({}));
+    scene.clients.ledger.lock().unwrap().committed.insert(event);
 }
