@@ -253,6 +253,8 @@ venv: setup ## what the checks take from Debian, PyPI and npm
 	@[ -x $(VENV)/bin/python3 ] || /usr/bin/python3 -m venv $(VENV)
 	@cmp -s pgrx-tests/requirements.txt $(VENV)/requirements.txt || { \
 		$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement pgrx-tests/requirements.txt && \
+		$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+			$$(sed -n 's/^# on any Python: //p' pgrx-tests/requirements.txt) && \
 		cp pgrx-tests/requirements.txt $(VENV)/; }
 	@cmp -s pgrx-tests/verifiers/package-lock.json $(VENV)/node_modules/installed.json || { \
 		cp pgrx-tests/verifiers/package*.json $(VENV)/ && \

@@ -1,6 +1,7 @@
 //! Reads requests with the receivers' own libraries, not with our code: `standardwebhooks` of PyPI and of npm,
-//! `cloudevents` of PyPI, and libraries of other senders. They know no signatures by keys: these are verified as
-//! docs/receiving.md tells receivers to, with the ed25519 of OpenSSL in Node.
+//! `cloudevents` of PyPI, and libraries of other senders. The official ones know no signatures by keys: these
+//! are verified as docs/receiving.md tells receivers to, with the ed25519 of OpenSSL in Node, and where no other signature is
+//! beside them by `authweave-webhooks` of PyPI, too.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -15,6 +16,7 @@ use crate::receiver::Request;
 const PYTHON: &str = include_str!("../verifiers/verify.py");
 const JAVASCRIPT: &str = include_str!("../verifiers/verify.js");
 const KEY: &str = include_str!("../verifiers/verify_key.js");
+const KEYS_ALONE: &str = include_str!("../verifiers/verify_key.py");
 const PROVIDER: &str = include_str!("../verifiers/verify_provider.js");
 const SLACK: &str = include_str!("../verifiers/verify_slack.py");
 const RECEIVING: &str = include_str!("../../docs/receiving.md");
@@ -48,6 +50,13 @@ pub fn verify_by_key(public_key: &str, request: &Request) -> Result<(), String> 
     let mut node = Command::new(virtual_environment().join("bin/node"));
     let program = format!("{example}\n{KEY}");
     verdict(node.args(["-e", &program]), public_key, request)
+}
+
+/// The same by a library, which takes requests that are signed by keys alone.
+#[track_caller]
+pub fn verify_by_keys_alone(public_key: &str, request: &Request) -> Result<(), String> {
+    let mut python = Command::new(virtual_environment().join("bin/python3"));
+    verdict(python.args(["-c", KEYS_ALONE]), public_key, request)
 }
 
 /// Verifies by the library of another sender: github, shopify, slack or stripe.

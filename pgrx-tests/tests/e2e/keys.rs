@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use webhook_e2e::database::refusal;
-use webhook_e2e::verifier::{verify_by_key, verify_signature};
+use webhook_e2e::verifier::{verify_by_key, verify_by_keys_alone, verify_signature};
 use webhook_e2e::{Cluster, Database, Receiver, Request};
 
 use super::endpoints::assert_refused;
@@ -96,9 +96,12 @@ fn a_key_of_ones_own_may_stand_in_place_of_the_secret() {
     assert_eq!(public_key(&database).as_deref(), Some(PUBLIC));
     let secret = "SELECT webhook_secret('shop')";
     assert_eq!(database.query_one_value::<Option<String>>(secret), None);
-    let request = request_of(&database, &receiver);
+    let mut request = request_of(&database, &receiver);
     assert_eq!(versions(&request), ["v1a"]);
     assert_eq!(verify_by_key(PUBLIC, &request), Ok(()));
+    assert_eq!(verify_by_keys_alone(PUBLIC, &request), Ok(()));
+    request.body = b"{}".as_slice().into();
+    assert!(verify_by_keys_alone(PUBLIC, &request).is_err());
 
     // A secret that was there may go.
     database.execute("SELECT webhook_rotate_secret('shop')");
