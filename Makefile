@@ -27,7 +27,7 @@ PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer python3-v
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions older15 upgradetest reference api freeze chaos fuzz soak bench peers
+.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions older15 newer files upgradetest reference api freeze chaos fuzz soak bench peers
 .PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
 
 help: ## list the targets
@@ -86,13 +86,12 @@ LIBRARY = $(DESTDIR)$$($(PG_CONFIG) --pkglibdir)
 SHARE = $(DESTDIR)$$($(PG_CONFIG) --sharedir)/extension
 
 # A running server has the library mapped: install(1) makes a new file, and does not write over the old one.
-define install_files
+files:
 	@$(INSTALLER) install -D -m 755 $(TARGET)/release/libwebhook.so "$(LIBRARY)/webhook.so"
 	@$(INSTALLER) install -D -m 644 -t "$(SHARE)" $(EXTENSION)/*
-endef
 
 install: build ## compile, and install into the server that PG_CONFIG names
-	$(install_files)
+	@$(MAKE) --no-print-directory files
 
 uninstall: ## remove it from the server that PG_CONFIG names
 	@$(INSTALLER) rm -f "$(LIBRARY)/webhook.so" "$(SHARE)"/webhook.control "$(SHARE)"/webhook--*.sql
@@ -154,17 +153,18 @@ versions: ## the tests of delivery, recovery, restores, watching and privileges 
 	@for version in 16 17 18; do \
 		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" || exit 1; \
 	done
-	@env -u PG_CONFIG $(MAKE) --no-print-directory install PG=15
 	@$(MAKE) --no-print-directory older15
 	@WEBHOOK_TEST_REQUIRE_ALL=1 env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=15 TESTS=chaos::upgrade_to
 
-# pg_upgrade begins there where the newest 15 is too new for the newer version's programs. The library is that of make install.
-older15: override PG_CONFIG := $(TARGET)/postgresql-15/bin/pg_config
-older15: $(TARGET)/postgresql-15/bin/pg_config
-	$(install_files)
-
-$(TARGET)/postgresql-15/bin/pg_config:
+# pg_upgrade begins there where the newest 15 is too new for the newer version's programs.
+older15:
+	@env -u PG_CONFIG $(MAKE) --no-print-directory install PG=15
 	@pgrx-tests/servers/fetch.sh 15 $(TARGET)/postgresql-15
+	@$(MAKE) --no-print-directory files PG=15 PG_CONFIG=$(TARGET)/postgresql-15/bin/pg_config
+
+# The servers that pg_upgrade leads to.
+newer:
+	@for version in 17 18; do env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$$version || exit 1; done
 
 upgradetest: install ## pg_upgrade from the version that OLD= names, 15 by default, to that of PG=
 	env -u PG_CONFIG $(MAKE) --no-print-directory install PG=$(OLD) PG_CONFIG=$(OLD_PG_CONFIG)
@@ -193,7 +193,9 @@ SEEDS := 3
 FIRST := 1
 # Tables of odd types that are captured, beside what fuzz parses: 30 of them take a second.
 CAPTURED := 2000
-chaos: install ## what survives whatever breaks: SEEDS=3 runs of each case, and fuzz; writes docs/reliability.md
+chaos: ## what survives whatever breaks: SEEDS=3 runs of each case, and fuzz; writes docs/reliability.md
+	@[ -n '$(ONLY)' ] || $(MAKE) --no-print-directory newer older15
+	@$(MAKE) --no-print-directory install
 	cargo build --quiet --package webhook-e2e --bins
 	@$(TARGET)/debug/chaos $(SEEDS) $(FIRST) '$(ONLY)' >$(TARGET)/reliability.md; status=$$?; \
 		if [ -z '$(ONLY)' ]; then cp $(TARGET)/reliability.md docs/; else cat $(TARGET)/reliability.md; fi; exit $$status
