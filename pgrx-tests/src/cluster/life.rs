@@ -45,8 +45,10 @@ impl Cluster {
         let mut command = self.server_program(&self.postgres);
         command.arg("-D").arg(self.data_directory());
         command.envs(self.environment.iter().cloned());
+        // A session that is ended while it waits for a standby prints a prompt.
         command
             .stdin(Stdio::null())
+            .stdout(Stdio::null())
             .stderr(self.server_log().open());
         self.server = Some(Process::spawn(command, libc::SIGQUIT));
         wait::until("the server to accept connections", || {
