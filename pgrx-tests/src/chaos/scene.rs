@@ -174,8 +174,13 @@ impl Scene {
     #[track_caller]
     pub fn emit_to(&mut self, endpoint: usize) -> Uuid {
         let event = (self.database).emit(&format!("chaos.n{endpoint}"), serde_json::json!({}));
-        self.clients.ledger.lock().unwrap().committed.insert(event);
+        self.note_committed([event]);
         event
+    }
+
+    /// Notes events that the case itself has committed, beside those of the clients.
+    pub fn note_committed(&self, events: impl IntoIterator<Item = Uuid>) {
+        self.clients.ledger.lock().unwrap().committed.extend(events);
     }
 
     /// A sender is lost, and all its claims may be repeated.

@@ -114,7 +114,7 @@ fn emit_locally(scene: &mut Scene) {
     let local = session.batch_execute("SET synchronous_commit = local");
     local.expect("everybody may set it");
     let event = crate::database::emit(&mut session, "chaos.n0", serde_json::json!({}));
-    scene.clients.ledger.lock().unwrap().committed.insert(event);
+    scene.note_committed([event]);
 }
 
 fn wait_for_worker(scene: &Scene, waits: &str) {

@@ -119,7 +119,7 @@ fn emit(scene: &mut Scene) -> usize {
     let rows = scene.database.connect().query(&emit, &[]);
     let rows = rows.expect("they are emitted");
     let ids = rows.iter().map(|row| row.get::<_, Uuid>(0));
-    scene.clients.ledger.lock().unwrap().committed.extend(ids);
+    scene.note_committed(ids);
     rows.len()
 }
 

@@ -209,5 +209,5 @@ fn deliver(scene: &mut Scene, hostile: &[Setting]) {
 #[track_caller]
 fn emit(scene: &Scene, client: &mut postgres::Client) {
     let event = crate::database::emit(client, "chaos.n0", serde_json::json!({}));
-    scene.clients.ledger.lock().unwrap().committed.insert(event);
+    scene.note_committed([event]);
 }

@@ -33,7 +33,7 @@ fn upgraded(stage: &mut Stage, version: u32) {
     let options = "event_types => '{chaos.dead}', policy => 'fast'";
     scene.database.add_endpoint_with("dead", &url, options);
     let dead = scene.database.emit("chaos.dead", serde_json::json!({}));
-    scene.clients.ledger.lock().unwrap().committed.insert(dead);
+    scene.note_committed([dead]);
     scene.allow_repetition(1);
     scene.database.wait_for_status(dead, "FAILED");
     scene.begin_load();

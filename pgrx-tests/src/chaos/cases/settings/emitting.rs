@@ -76,10 +76,7 @@ fn each(stage: &mut Stage, connect: impl Fn(&Scene, &Setting) -> Option<Client>)
             continue;
         };
         match client.query_one(EMIT, &[]) {
-            Ok(row) => {
-                let mut ledger = scene.clients.ledger.lock().unwrap();
-                ledger.committed.insert(row.get(0));
-            }
+            Ok(row) => scene.note_committed([row.get(0)]),
             Err(error) => assert_own_refusal(setting, &error),
         }
         match client.batch_execute(&insert(number)) {
@@ -125,6 +122,5 @@ fn note_captured(scene: &Scene, settings: &[Setting], inserted: &[i32]) {
         let record = by_number.get(&i64::from(*number));
         assert_eq!(record, Some(&&captured(*number)), "under {setting}");
     }
-    let mut ledger = scene.clients.ledger.lock().unwrap();
-    ledger.committed.extend(events.iter().map(|(id, _)| *id));
+    scene.note_committed(events.iter().map(|(id, _)| *id));
 }
