@@ -144,7 +144,7 @@ fn xid(scene: &Scene) -> f64 {
     (scene.database).query_one_value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8")
 }
 
-/// Of the tables of ours whose name is so, with all that belongs to them.
+/// The size of our tables with this name, with their indexes and TOAST tables.
 fn size(scene: &Scene, name: &str) -> f64 {
     (scene.database).query_one_value(&format!(
         "SELECT sum(pg_total_relation_size(oid))::float8 / 1024 FROM pg_class

@@ -40,7 +40,7 @@ fn scene(stage: &mut Stage, clock: &Clock) -> Scene {
     scene
 }
 
-/// Of the one endpoint in a second, and of the other at a time.
+/// One endpoint gets so many requests in a second, the other so many at a time.
 const RATE: usize = 20;
 const AT_ONCE: usize = 3;
 /// Requests of a second may arrive within less where the machine is busy.
@@ -82,7 +82,7 @@ pub fn floods(stage: &mut Stage) {
 
     scene.strike();
     clock.set(2 * HOUR);
-    // Of a bucket that is full, what is in it goes out, and something more.
+    // A full bucket goes out at once, and then some more tokens.
     limited.wait_for(RATE + RATE / 2);
     scene.strike();
     clock.set(-HOUR);

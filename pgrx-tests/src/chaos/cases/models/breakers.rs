@@ -9,7 +9,7 @@ use crate::chaos::cases::models::Kill;
 use crate::chaos::scene::Scene;
 use crate::receiver::Request;
 
-/// Of all policies here.
+/// The cooldown of all policies here.
 const COOLDOWN: Duration = Duration::from_millis(200);
 const MAX_COOLDOWN: Duration = Duration::from_secs(1);
 

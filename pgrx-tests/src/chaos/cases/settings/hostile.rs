@@ -2,7 +2,8 @@
 
 use crate::chaos::scene::Scene;
 
-/// What makes everybody wait by design, and read-only transactions, which a worker waits out; a test of settings has that.
+/// Settings that make everybody wait by design, and read-only transactions, which a worker waits out; a test of
+/// settings has them.
 const LEFT_OUT: &str = "'pre_auth_delay', 'post_auth_delay', 'default_transaction_read_only'";
 
 /// Each value that is the opposite, the least, the most, or one of a list, as SQL has it behind SET .. =. A list of names is
@@ -25,7 +26,7 @@ const HOSTILE: &str = "
     WHERE s.context IN ('user', 'superuser', 'backend', 'superuser-backend')
       AND s.name NOT LIKE 'webhook.%' AND s.name NOT IN (";
 
-/// Of settings that are a text, which says nothing of its worst values. Schema `trap` is in the scene.
+/// The worst values of text settings: pg_settings cannot name them. Schema `trap` is in the scene.
 const TEXTS: &[(&str, &[&str])] = &[
     ("DateStyle", &["German, DMY", "SQL, YMD"]),
     (
@@ -68,7 +69,7 @@ const TEXTS: &[(&str, &[&str])] = &[
     ("wal_consistency_checking", &["'all'"]),
 ];
 
-/// What the search path `trap, pg_catalog` would have a function find that does not say where it looks.
+/// Functions and operators that the search path `trap, pg_catalog` has a careless function find.
 const TRAP: &str = "
     CREATE SCHEMA trap;
     CREATE FUNCTION trap.spring() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE 'trapped'; END$$;
