@@ -130,16 +130,24 @@ impl Cluster {
         self.running().signal(libc::SIGKILL);
         self.running().wait();
         self.server = None;
-        // Each has the shared memory attached that a new server looks for.
-        wait::until_true("the server's processes to end", || !self.has_processes());
+        wait::until_true("the server's processes to end", || {
+            self.attached_processes() == 0
+        });
     }
 
-    /// Every process of a server works in its data directory.
-    fn has_processes(&self) -> bool {
-        let directory = self.data_directory();
-        let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
-        let mut places = processes.filter_map(|entry| fs::read_link(entry.path().join("cwd")).ok());
-        places.any(|place| place.starts_with(&directory))
+    /// Counts the processes that have the shared memory attached that a new server looks for. A worker's last thread
+    /// keeps it attached after /proc has lost sight of the process.
+    fn attached_processes(&self) -> u32 {
+        let pid_file = self.data_directory().join("postmaster.pid");
+        let pid_file = fs::read_to_string(pid_file).expect("a killed server leaves its pid file");
+        let segment = (pid_file.lines().nth(6)).and_then(|line| line.split_whitespace().nth(1));
+        let segment = segment.expect("its seventh line has the key and the id of a segment");
+        let segments = fs::read_to_string("/proc/sysvipc/shm").expect("the kernel lists them");
+        let mut segments = segments
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let attached = segments.find(|columns| columns.get(1) == Some(&segment));
+        attached.map_or(0, |columns| columns[6].parse().expect("a number"))
     }
 
     /// Gives a stopped cluster another system identifier, as pg_createsubscriber does.
