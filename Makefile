@@ -129,7 +129,8 @@ lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on th
 			{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }; \
 	done
 
-unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
+unit: ## tests of the crates delivery, engine and relay, and of tools/run_tests.py, without PostgreSQL
+	python3 -B -m unittest discover --quiet --start-directory tools
 	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay
 
 # Databases of the shared cluster are delivered from by the worker of the server, by a relay beside it, or by a relay without
@@ -137,10 +138,12 @@ unit: ## tests of the crates delivery, engine and relay, without PostgreSQL
 HOST := server
 HOST_MODULES := delivery:: retries:: breaker:: ordering:: idempotency:: recovery:: watch_
 TESTS = $(if $(filter-out server,$(HOST)),$(HOST_MODULES) $(HOST_SKIPS))
+# The line of pgrx-tests/floor.txt: none if the caller chooses the tests.
+FLOOR = $(if $(findstring command line,$(origin TESTS)),,$(HOST))
 HOST_SKIPS = $(shell sed -n 's/^\([a-z][a-z_:]*\) .*/--skip \1/p' pgrx-tests/hosts/$(HOST).txt)
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP; HOST=relay or HOST=portable for another host
-	WEBHOOK_TEST_HOST=$(HOST) cargo test --package webhook-e2e $(if $(TESTS),-- $(TESTS))
+	@WEBHOOK_TEST_HOST=$(HOST) tools/run_tests.py $(addprefix --floor ,$(FLOOR)) --package webhook-e2e -- $(TESTS)
 
 hosts: e2e ## the tests of delivery on the other two hosts
 	@$(MAKE) --no-print-directory e2e HOST=relay
@@ -151,7 +154,7 @@ VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies::
 
 versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18; pg_upgrade
 	@for version in 16 17 18; do \
-		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" || exit 1; \
+		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" FLOOR=versions || exit 1; \
 	done
 	@$(MAKE) --no-print-directory older15
 	@WEBHOOK_TEST_REQUIRE_ALL=1 env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=15 TESTS=chaos::upgrade_to
