@@ -1,49 +1,62 @@
-# make help lists what there is. PG=16, PG=17 or PG=18 is for another version of PostgreSQL than 15.
+# make help lists what there is. PG=15, 16, 17 or 18 chooses the version of PostgreSQL, PG_CONFIG=/path/to/pg_config a server.
 
-ifeq ($(origin PG),undefined)
-PG := $(or $(and $(PG_CONFIG),$(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')),15)
+# Without either: an installed server, else the one that the distribution has, else one that setup can fetch.
+ifeq ($(or $(PG),$(PG_CONFIG)),)
+CHOSEN := $(shell pgrx-tests/servers/choose.sh)
+PG := $(word 1,$(CHOSEN))
+override PG_CONFIG := $(word 2,$(CHOSEN))
+endif
+ifeq ($(PG),)
+PG := $(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
 endif
 OLD ?= 15
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
-# The server that PG_CONFIG names, else the one that Debian installs, else one that setup fetches.
-SERVER = $(if $(or $(filter 15,$(1)),$(wildcard $(DEBIAN_SERVER))),$(DEBIAN_SERVER),$(TARGET)/postgresql-$(1)/bin/pg_config)
+# The server of a version: that of Debian or Ubuntu if it is installed or the release has it, else one that setup fetches.
+SERVER = $(if $(or $(filter $(DISTRIBUTION),$(1)),$(wildcard $(DEBIAN_SERVER))),$(DEBIAN_SERVER),$(TARGET)/postgresql-$(1)/bin/pg_config)
 DEBIAN_SERVER = /usr/lib/postgresql/$(1)/bin/pg_config
+DISTRIBUTION := $(shell pgrx-tests/servers/choose.sh distribution)
 ifeq ($(PG_CONFIG),)
 override PG_CONFIG := $(call SERVER,$(PG))
 ifeq ($(PG_CONFIG),$(call DEBIAN_SERVER,$(PG)))
 SERVER_PACKAGES := postgresql-$(PG) postgresql-server-dev-$(PG)
 else
 FETCH_SERVER := pgrx-tests/servers/fetch.sh $(PG) $(TARGET)/postgresql-$(PG)
-SERVER_PACKAGES := tzdata
+SERVER_PACKAGES := postgresql-common tzdata python3-venv
 endif
 endif
 VENV := $(TARGET)/venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 FEATURES := --no-default-features --features pg$(PG)
 CARGO := PGRX_PG_CONFIG_PATH=$(PG_CONFIG) cargo
-PACKAGES := $(SERVER_PACKAGES) libclang-dev clang pkg-config pgbouncer python3-venv sudo
+PACKAGES := $(SERVER_PACKAGES) gcc libc6-dev libclang-dev clang pkg-config ca-certificates
 
 export PG_CONFIG
 export WEBHOOK_TEST_VENV ?= $(VENV)
 
-.PHONY: help setup build relay script install run demo test lint unit e2e hosts versions older15 newer files upgradetest reference api freeze chaos fuzz soak bench peers
-.PHONY: all uninstall package packagetest pgxn pgxntest release version clean venv
+.PHONY: help setup build relay script install run demo test lint unit e2e smoke hosts versions older15 newer files upgradetest reference api freeze chaos fuzz soak bench peers
+.PHONY: all uninstall package packagetest freshtest pgxn pgxntest release version clean venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Those of a list that are missing.
 define install_packages
-	@missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
-		echo "Installing Debian packages:" $$missing; \
+		echo "Installing packages:" $$missing; \
 		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	fi
 endef
 
-setup: ## install what is missing: Debian packages, the server that PG= names
-	$(call install_packages,$(PACKAGES))
+# A system without apt has its own names for the packages.
+WITHOUT_APT = for program in cc clang pkg-config $(PG_CONFIG); do command -v $$program >/dev/null || { \
+	echo "This system has no apt: install a C compiler, clang with libclang, pkg-config and PostgreSQL 15 to 18 with its" \
+		"server headers, and run make $(MAKECMDGOALS) PG_CONFIG=/path/to/pg_config" >&2; exit 1; }; done
+
+setup: ## install what is missing: packages of Debian or Ubuntu, the server that PG= names
+	@command -v cargo >/dev/null || { echo "Install Rust 1.88 or newer first, with rustup for example" >&2; exit 1; }
+	@if command -v apt-get >/dev/null; then $(call install_packages,$(PACKAGES)); else $(WITHOUT_APT); fi
 	@$(FETCH_SERVER)
 
 # What pgxn(1) calls.
@@ -104,7 +117,7 @@ demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 	@cargo build --quiet --package webhook-e2e --bin demo --bin relay
 	@KEEP=$(KEEP) $(TARGET)/debug/demo
 
-test: lint unit e2e hosts ## everything below: lint, unit, e2e, and hosts
+test: lint unit e2e smoke ## lint, unit, e2e, and smoke tests of the other two hosts: 15 minutes on two cores
 
 # A procedure that commits cannot have a search_path of its own, and webhook.watch() must not, since the names in a condition are
 # its caller's; in webhook.emit() and in the CHECK that it meets it would cost too much. pgspot reads their bodies instead.
@@ -133,23 +146,31 @@ unit: ## tests of the crates delivery, engine and relay, and of tools/run_tests.
 	python3 -B -m unittest discover --quiet --start-directory tools
 	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay
 
-# Databases of the shared cluster are delivered from by the worker of the server, by a relay beside it, or by a relay without
-# the library in the server. What the others have in common with the server is tested there; pgrx-tests/hosts/ lists the rest.
+# The databases of the shared cluster are served by the server's worker, by a relay next to it, or by a relay of a server
+# without the library. pgrx-tests/hosts/ lists what the relays cannot do, and the smoke tests.
 HOST := server
 HOST_MODULES := delivery:: retries:: breaker:: ordering:: idempotency:: recovery:: watch_
-TESTS = $(if $(filter-out server,$(HOST)),$(HOST_MODULES) $(HOST_SKIPS))
+TESTS = $(if $(filter-out server,$(HOST)),$(HOST_MODULES) $(call listed,$(HOST),--skip ))
 # The line of pgrx-tests/floor.txt: none if the caller chooses the tests.
 FLOOR = $(if $(findstring command line,$(origin TESTS)),,$(HOST))
-HOST_SKIPS = $(shell sed -n 's/^\([a-z][a-z_:]*\) .*/--skip \1/p' pgrx-tests/hosts/$(HOST).txt)
+listed = $(shell sed -n 's/^\([a-z][a-z0-9_:]*\) .*/$(2)\1/p' pgrx-tests/hosts/$(1).txt)
+# Most tests wait for something most of the time.
+THREADS := $(shell echo $$((3 * $$(nproc))))
 
 e2e: install venv ## end-to-end tests: real servers, real HTTP; HOST=relay or HOST=portable for another host
-	@WEBHOOK_TEST_HOST=$(HOST) tools/run_tests.py $(addprefix --floor ,$(FLOOR)) --package webhook-e2e -- $(TESTS)
+	@echo "End-to-end tests with PostgreSQL $(PG), host $(HOST)"
+	@WEBHOOK_TEST_HOST=$(HOST) tools/run_tests.py $(addprefix --floor ,$(FLOOR)) --package webhook-e2e -- --test-threads $(THREADS) $(TESTS)
 
-hosts: e2e ## the tests of delivery on the other two hosts
+smoke: install venv
+	@for host in relay portable; do \
+		$(MAKE) --no-print-directory e2e HOST=$$host FLOOR=smoke TESTS="--exact $(call listed,smoke)" || exit 1; \
+	done
+
+hosts: install venv ## all tests of delivery with a relay, and without the library
 	@$(MAKE) --no-print-directory e2e HOST=relay
 	@$(MAKE) --no-print-directory e2e HOST=portable
 
-# What the server itself may do otherwise in another version.
+# What the server itself may do differently in another version.
 VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies::
 
 versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18; pg_upgrade
@@ -245,12 +266,13 @@ peers:
 		cp bench/peers/package-lock.json $(PEERS)/node_modules/installed.json; } || echo "Without the peers of npm"
 
 # A browser; and Prometheus with what goes with it, unpacked and not installed, so that nothing starts as a service.
-TEST_PACKAGES := chromium
+TEST_PACKAGES := chromium pgbouncer python3-venv
 UNPACKED := prometheus prometheus-postgres-exporter
 DOWNLOAD := apt-get -qq -o APT::Sandbox::User=root download $(UNPACKED)
 
 venv: setup ## what the checks take from Debian, PyPI and npm
-	$(call install_packages,$(TEST_PACKAGES))
+	@command -v apt-get >/dev/null || { echo "The tests need Debian or Ubuntu: they install what they compare with by apt" >&2; exit 1; }
+	@$(call install_packages,$(TEST_PACKAGES))
 	@[ -x $(VENV)/prometheus/usr/bin/promtool ] || { \
 		mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
 		{ $(DOWNLOAD) 2>/dev/null || { $(SUDO) apt-get update -qq && $(DOWNLOAD); }; } && \
@@ -281,6 +303,12 @@ packagetest: PACKAGES += debootstrap lintian python3-yaml
 packagetest: package ## the packages in a bare system: install, deliver, upgrade, remove, purge
 	@$(SUDO) packaging/test.sh $(PG) $(VERSION) $(TARGET)
 	@[ $(PG) != 15 ] || $(SUDO) /usr/bin/python3 packaging/test/containers.py $(TARGET)
+
+# Releases of Debian that a newcomer may have.
+SUITES := bookworm trixie
+freshtest: ## make demo from a clean clone in bare systems of Debian 12 and 13 that have only Rust, make and git
+	@command -v debootstrap >/dev/null || $(SUDO) apt-get install -y -qq debootstrap >/dev/null
+	@for suite in $(SUITES); do $(SUDO) packaging/test/fresh.sh $$suite $(TARGET) || exit 1; done
 
 # The commit that is checked out, with a META.json.
 pgxn: ## the archive for the PostgreSQL Extension Network, under target/packages

@@ -1,0 +1,39 @@
+#!/bin/sh
+# fresh.sh SUITE TARGET: `make demo` from a clean clone of HEAD, in a bare Debian of this release that has only Rust, make
+# and git. The commands below the marker are what a newcomer types.
+set -eu
+
+suite=$1
+directory=$2/fresh
+root=$directory/$suite
+source=$(cd "$(dirname "$0")/../.." && pwd)
+[ "$(id -u)" = 0 ] || { echo "Only root can make a system to test in." >&2; exit 1; }
+
+# The mounts go with the namespace, and so does a server that was left running.
+if [ "${IN_NAMESPACE:-}" != yes ]; then
+    IN_NAMESPACE=yes exec unshare --mount --pid --fork --kill-child "$0" "$@"
+fi
+
+trap 'umount -R "$root/proc" "$root/dev" 2>/dev/null || true; rm -rf --one-file-system "$root"' EXIT
+rm -rf "$root"
+mkdir -p "$root"
+echo "Making a bare Debian $suite"
+debootstrap --variant=minbase --include=make,git "$suite" "$root" http://deb.debian.org/debian >"$directory/$suite.log" 2>&1 ||
+    { tail -5 "$directory/$suite.log" >&2; exit 1; }
+echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/test"
+cp -a "$(rustc --print sysroot)" "$root/opt/rust"
+cp /etc/resolv.conf "$root/etc/"
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+git clone --quiet "$source" "$root/root/webhook"
+
+inside() {
+    chroot "$root" env -i PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
+        CARGO_TERM_PROGRESS_WHEN=never CARGO_TERM_QUIET=true sh -ec "$1"
+}
+
+# What a newcomer types.
+began=$(date +%s)
+inside "cd /root/webhook && make demo" >"$directory/$suite.log" 2>&1 || { tail -40 "$directory/$suite.log" >&2; exit 1; }
+tail -3 "$directory/$suite.log"
+echo "make demo in a bare Debian $suite, PostgreSQL $(inside "pg_config --version || ls /usr/lib/postgresql"): $(($(date +%s) - began)) s"
