@@ -17,19 +17,27 @@ fi
 trap 'umount -R "$root/proc" "$root/dev" 2>/dev/null || true; rm -rf --one-file-system "$root"' EXIT
 rm -rf "$root"
 mkdir -p "$root"
-echo "Making a bare Debian $suite"
-debootstrap --variant=minbase --include=make,git "$suite" "$root" http://deb.debian.org/debian >"$directory/$suite.log" 2>&1 ||
-    { tail -5 "$directory/$suite.log" >&2; exit 1; }
+bare=$directory/$suite.tar
+if [ ! -f "$bare" ]; then
+    echo "Making a bare Debian $suite: a minute or two, once"
+    debootstrap --variant=minbase --include=make,git --make-tarball="$bare.packages" "$suite" "$root" \
+        http://deb.debian.org/debian >"$directory/$suite.log" 2>&1 || { tail -5 "$directory/$suite.log" >&2; exit 1; }
+    mv "$bare.packages" "$bare"
+fi
+debootstrap --variant=minbase --include=make,git --unpack-tarball="$bare" "$suite" "$root" \
+    http://deb.debian.org/debian >"$directory/$suite.log" 2>&1 || { tail -5 "$directory/$suite.log" >&2; exit 1; }
 echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/test"
 cp -a "$(rustc --print sysroot)" "$root/opt/rust"
 cp /etc/resolv.conf "$root/etc/"
+# The proxy of this network may have a certificate authority that a bare system does not know.
+cp /etc/ssl/certs/ca-certificates.crt "$root/opt/"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 git clone --quiet "$source" "$root/root/webhook"
 
 inside() {
     chroot "$root" env -i PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
-        CARGO_TERM_PROGRESS_WHEN=never CARGO_TERM_QUIET=true sh -ec "$1"
+        SSL_CERT_FILE=/opt/ca-certificates.crt CARGO_HTTP_CAINFO=/opt/ca-certificates.crt CARGO_TERM_QUIET=true sh -ec "$1"
 }
 
 # What a newcomer types.

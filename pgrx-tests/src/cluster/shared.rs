@@ -18,6 +18,7 @@ const TEMPLATE: &str = "with_extension";
 
 static SHARED: OnceLock<Cluster> = OnceLock::new();
 static IDLE: OnceLock<Cluster> = OnceLock::new();
+static UNATTENDED: OnceLock<Cluster> = OnceLock::new();
 static RELAYED: OnceLock<Cluster> = OnceLock::new();
 static PORTABLE: OnceLock<Cluster> = OnceLock::new();
 
@@ -41,6 +42,20 @@ impl Cluster {
             remove_shared_at_exit();
             let idle = Cluster::builder().setting("webhook.enabled = off");
             idle.setting("jit = off").setting(NEVER_CRASHES).start()
+        })
+    }
+
+    /// The same for tests that count what the worker's statements read and write: the launcher is its only process, so
+    /// that no worker does its upkeep at the same time.
+    pub fn unattended() -> &'static Cluster {
+        UNATTENDED.get_or_init(|| {
+            remove_shared_at_exit();
+            let unattended = Cluster::builder().setting("max_logical_replication_workers = 0");
+            let unattended = unattended.setting("max_worker_processes = 1");
+            unattended
+                .setting("jit = off")
+                .setting(NEVER_CRASHES)
+                .start()
         })
     }
 
@@ -97,7 +112,7 @@ impl Cluster {
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        let mut shared = [&SHARED, &IDLE, &RELAYED, &PORTABLE]
+        let mut shared = [&SHARED, &IDLE, &UNATTENDED, &RELAYED, &PORTABLE]
             .into_iter()
             .filter_map(OnceLock::get);
         shared.any(|shared| ptr::eq(shared, self))
@@ -110,7 +125,7 @@ impl Cluster {
 }
 
 extern "C" fn remove_shared() {
-    for cluster in [&SHARED, &IDLE, &RELAYED, &PORTABLE]
+    for cluster in [&SHARED, &IDLE, &UNATTENDED, &RELAYED, &PORTABLE]
         .into_iter()
         .filter_map(OnceLock::get)
     {

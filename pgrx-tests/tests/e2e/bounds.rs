@@ -41,7 +41,7 @@ fn ends_page_by_page(client: &mut Client, call: &str) {
 
 #[test]
 fn deliveries_behind_many_open_breakers_are_turned_away_page_by_page() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::unattended();
     let (database, mut client) = queue(cluster);
     database.execute(
         "SELECT webhook_copy_policy('transport', 'failing');
@@ -55,7 +55,7 @@ fn deliveries_behind_many_open_breakers_are_turned_away_page_by_page() {
 
 #[test]
 fn deliveries_that_many_endpoints_have_held_for_too_long_fail_page_by_page() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::unattended();
     let (database, mut client) = queue(cluster);
     database.execute("UPDATE webhook.endpoint SET paused_at = now() - interval '30 days'");
     database.execute_as_engine(
@@ -69,7 +69,7 @@ fn deliveries_that_many_endpoints_have_held_for_too_long_fail_page_by_page() {
 
 #[test]
 fn deliveries_of_many_removed_endpoints_end_page_by_page() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::unattended();
     let (database, mut client) = queue(cluster);
     database.execute("DELETE FROM webhook.endpoint");
     let call = format!("SELECT ended FROM webhook.end_orphans(0, {PAGE})");
@@ -80,7 +80,7 @@ fn deliveries_of_many_removed_endpoints_end_page_by_page() {
 
 #[test]
 fn the_look_for_orphans_goes_on_after_the_endpoints_that_have_none() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::unattended();
     let (database, mut client) = queue(cluster);
     database.execute(
         "INSERT INTO webhook.endpoint (id, name, url, event_types) VALUES (1000, 'last', 'http://127.0.0.1:9/', '{order.paid}');
@@ -105,7 +105,7 @@ fn the_look_for_orphans_goes_on_after_the_endpoints_that_have_none() {
 #[test]
 fn lost_claims_are_found_page_by_page_and_each_page_reads_no_more() {
     const QUEUED: i64 = 20_000;
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::unattended();
     let database = cluster.database("bounds");
     engine::add_endpoint(&database);
     let mut client = database.connect();
@@ -155,7 +155,7 @@ fn lost_claims_are_found_page_by_page_and_each_page_reads_no_more() {
 
 #[test]
 fn lost_turns_are_passed_on_page_by_page() {
-    let cluster = engine::idle_cluster();
+    let cluster = Cluster::unattended();
     let (database, mut client) = queue(cluster);
     // The lanes belong to deliveries that are gone, and all deliveries wait for these.
     database.execute_as_engine(

@@ -12,7 +12,7 @@ const READS: i64 = 10 * BATCH;
 
 #[test]
 fn a_plan_made_for_an_empty_queue_serves_one_endpoint_with_a_backlog() {
-    let cluster = Cluster::idle();
+    let cluster = Cluster::unattended();
     let database = cluster.database("backlog");
     let mut client = planned_while_empty(&database, 1);
     let emit = "SELECT webhook_emit('type.1', expires_at => now() + interval '1 h') FROM generate_series(1, $1)";
@@ -22,7 +22,7 @@ fn a_plan_made_for_an_empty_queue_serves_one_endpoint_with_a_backlog() {
 
 #[test]
 fn a_plan_made_for_an_empty_queue_serves_many_endpoints() {
-    let cluster = Cluster::idle();
+    let cluster = Cluster::unattended();
     let database = cluster.database("many");
     let mut client = planned_while_empty(&database, 2_000);
     let emit = "SELECT webhook_emit('type.' || 1 + n % 2000) FROM generate_series(1, $1) n";
@@ -32,7 +32,7 @@ fn a_plan_made_for_an_empty_queue_serves_many_endpoints() {
 
 #[test]
 fn a_plan_made_for_an_empty_queue_serves_a_breaker_with_a_backlog_behind_it() {
-    let cluster = Cluster::idle();
+    let cluster = Cluster::unattended();
     let database = cluster.database("behind");
     let mut client = planned_while_empty(&database, 1);
     client
@@ -103,7 +103,7 @@ const EMIT_WITH_KEYS: &str = "
 
 #[test]
 fn a_plan_made_for_an_empty_queue_serves_a_backlog_with_keys() {
-    let cluster = Cluster::idle();
+    let cluster = Cluster::unattended();
     let database = cluster.database("keys");
     let mut client = planned_while_empty(&database, 1);
     // Statements about keys are planned with the first of them.
@@ -118,7 +118,7 @@ fn a_plan_made_for_an_empty_queue_serves_a_backlog_with_keys() {
 
 #[test]
 fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
-    let cluster = Cluster::idle();
+    let cluster = Cluster::unattended();
     let database = cluster.database("turns");
     let mut client = planned_while_empty(&database, 1);
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();
@@ -149,7 +149,7 @@ fn the_search_for_a_probe_does_not_go_through_all_that_wait_for_their_turn() {
 
 #[test]
 fn retries_are_brought_forward_past_all_that_wait_for_their_turn() {
-    let cluster = Cluster::idle();
+    let cluster = Cluster::unattended();
     let database = cluster.database("forward");
     let mut client = planned_while_empty(&database, 1);
     client.execute(EMIT_WITH_KEYS, &[&(QUEUED as i32)]).unwrap();

@@ -164,7 +164,10 @@ fn status_shows_queue_and_due() {
 
 #[test]
 fn last_error_is_shown() {
-    let cluster = Cluster::start();
+    // A worker hands an outcome that was set aside in again after this time.
+    let cluster = Cluster::builder()
+        .setting("webhook.stale_after = '2s'")
+        .start();
     let database = cluster.database("erring");
     let receiver = Receiver::start();
     receiver.respond("/orders", |_, _| Answer::status(400));
