@@ -244,8 +244,8 @@ peers:
 		PATH=$(VENV)/bin:$$PATH $(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(PEERS) && \
 		cp bench/peers/package-lock.json $(PEERS)/node_modules/installed.json; } || echo "Without the peers of npm"
 
-# A browser; and Prometheus with what goes with it, unpacked and not installed, so that nothing starts as a service.
-TEST_PACKAGES := chromium
+# A browser, systemd-analyze; and Prometheus with what goes with it, unpacked and not installed, so that nothing starts as a service.
+TEST_PACKAGES := chromium systemd
 UNPACKED := prometheus prometheus-postgres-exporter
 DOWNLOAD := apt-get -qq -o APT::Sandbox::User=root download $(UNPACKED)
 

@@ -19,7 +19,11 @@ fn released_functions_and_views_only_grow() {
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let files: Vec<String> = files.filter(|name| name.starts_with("api-")).collect();
     // `make freeze` writes both.
-    assert_eq!(files.is_empty(), scripts::releases().is_empty(), "{files:?}");
+    assert_eq!(
+        files.is_empty(),
+        scripts::releases().is_empty(),
+        "{files:?}"
+    );
     for name in files {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
         let released = fs::read_to_string(path).unwrap();
