@@ -119,31 +119,22 @@ demo: install ## the main job, shown in the terminal; KEEP=1 leaves it running
 
 test: lint unit e2e smoke ## lint, unit, e2e, and smoke tests of the other two hosts: 15 minutes on two cores
 
-# A procedure that commits cannot have a search_path of its own, and webhook.watch() must not, since the names in a condition are
-# its caller's; in webhook.emit() and in the CHECK that it meets it would cost too much. pgspot reads their bodies instead.
-WITHOUT_SEARCH_PATH := \
-	--proc-without-search-path 'webhook.watch(target regclass,prefix text,operations text[],changed text[],include text[],exclude text[],condition text,ordering_key text[],coalesce_key text[],on_error text,tenant_column text,reported_as text)' \
-	--proc-without-search-path 'webhook.emit(event_type text,payload jsonb,idempotency_key text,ordering_key text,coalesce_key text,deliver_at timestamptz,expires_at timestamptz,tenant text,endpoints text[])' \
-	--proc-without-search-path 'webhook.may_be_queued(status text,attempts integer,max_attempts integer,claimed_by integer,claimed_at timestamptz,completed_at timestamptz,wait_reason text,next_attempt_at timestamptz)' \
-	--proc-without-search-path 'extschema.webhook_test(endpoint text,INOUT status text,INOUT status_code integer,INOUT error text,INOUT response text,INOUT duration_ms integer)' \
-	--proc-without-search-path 'extschema.webhook_replay_all(endpoint text,event_type text,since timestamptz,until timestamptz,status text[],batch_size integer)' \
-	--proc-without-search-path 'extschema.webhook_backfill(endpoint text,since timestamptz,until timestamptz,event_type text,batch_size integer)'
-
 # CREATE OR REPLACE (PS002) cannot take what somebody has put there: the server refuses to replace what is no member
-# of the extension, and a test holds it to that.
+# of the extension, and a test holds it to that. tools/spot.py says how a function may do without a search_path.
 lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on the scripts
 	cargo fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir $(FUZZ) -- -D warnings
+	@$(VENV)/bin/python3 -B tools/test_spot.py --quiet
 	@echo "pgspot on the scripts that install, with the library and without, and on the beginning of those that upgrade"
 	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/begin.sql $(MIGRATIONS)"; do \
-		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $(WITHOUT_SEARCH_PATH) $$script >$(TARGET)/pgspot.txt 2>&1 || \
+		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $$script >$(TARGET)/pgspot.txt 2>&1 || \
 			{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }; \
 	done
 
 unit: ## tests of the crates delivery, engine and relay, and of tools/run_tests.py, without PostgreSQL
-	python3 -B -m unittest discover --quiet --start-directory tools
+	python3 -B tools/test_run_tests.py --quiet
 	cargo test --package webhook-delivery --package webhook-engine --package webhook-relay
 
 # The databases of the shared cluster are served by the server's worker, by a relay next to it, or by a relay of a server
@@ -265,8 +256,8 @@ peers:
 		PATH=$(VENV)/bin:$$PATH $(VENV)/bin/npm ci --silent --no-audit --no-fund --prefix $(PEERS) && \
 		cp bench/peers/package-lock.json $(PEERS)/node_modules/installed.json; } || echo "Without the peers of npm"
 
-# A browser; and Prometheus with what goes with it, unpacked and not installed, so that nothing starts as a service.
-TEST_PACKAGES := chromium pgbouncer python3-venv
+# A browser, a pooler, systemd-analyze; and Prometheus with its exporter, unpacked and not installed, so that no service starts.
+TEST_PACKAGES := chromium pgbouncer python3-venv systemd
 UNPACKED := prometheus prometheus-postgres-exporter
 DOWNLOAD := apt-get -qq -o APT::Sandbox::User=root download $(UNPACKED)
 

@@ -276,8 +276,8 @@ END $$;
 
 -- Every transaction that emits runs this, so it costs little more than its two INSERTs (bench/emit_cost.sql). It has no SET,
 -- since each SET costs as much as an index entry. It has few expressions, and none of them needs the executor: an INSERT would
--- check the right to call each function and operator in it anew. Without a search_path of its own, it names everything in
--- full, operators too.
+-- check the right to call each function and operator in it anew. It names everything in full, operators too.
+-- pgspot: no search_path, because every emit would pay for it.
 --
 -- It emits an event that one endpoint wants and that has no options; emit_checked() does the rest. The session remembers the
 -- endpoints of a type only after that type and tenant were found valid. webhook.max_payload is never smaller than 1024 bytes.

@@ -312,8 +312,8 @@ END $$;
 
 -- Emits <prefix>.created, .updated, .deleted and .truncated from now on, in place of the triggers that it had made for this
 -- table before; returns the triggers. The caller needs the right to create triggers on the table, and to execute
--- webhook_trigger(). The function has no search_path of its own: the names in a condition are the caller's. It looks up
--- nothing else.
+-- webhook_trigger(). It looks up nothing else than the names in a condition.
+-- pgspot: no search_path, because the names in a condition are the caller's.
 CREATE OR REPLACE FUNCTION webhook.watch(
     target regclass, prefix text, operations text[], changed text[], include text[], exclude text[], condition text,
     ordering_key text[], coalesce_key text[], on_error text, tenant_column text, reported_as text)

@@ -4,8 +4,8 @@
 -- the same row gets a serialization error, but one that meets a DELETE just finds the row gone. The functions pass over rows
 -- that are not there, return the number of rows that they moved, and lock rows in the order of their keys.
 
--- The CHECK of the queue. It is plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT. It has no
--- SET, which costs as much, so all names are in full.
+-- The CHECK of the queue. It is plpgsql and no expression, which a CHECK would parse and plan anew in every INSERT.
+-- pgspot: no search_path, because a SET costs as much.
 CREATE OR REPLACE FUNCTION webhook.may_be_queued(
     status text, attempts int, max_attempts int, claimed_by int, claimed_at timestamptz, completed_at timestamptz,
     wait_reason text, next_attempt_at timestamptz) RETURNS boolean

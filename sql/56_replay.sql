@@ -161,8 +161,8 @@ BEGIN
 END $$;
 
 -- Sends again all deliveries of an address ('*': of every endpoint) that have ended so, from `since` on and before `until`, in
--- batches of one transaction each. They are READ COMMITTED, so that commits of others are no conflict. The procedure has no
--- search_path of its own, since it commits; so nothing here depends on one.
+-- batches of one transaction each. They are READ COMMITTED, so that commits of others are no conflict.
+-- pgspot: no search_path, because a procedure that commits cannot have one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_replay_all(
     endpoint text, event_type text DEFAULT NULL, since timestamptz DEFAULT NULL, until timestamptz DEFAULT NULL,
     status text[] DEFAULT '{FAILED}', batch_size int DEFAULT 1000)

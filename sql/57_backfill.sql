@@ -132,6 +132,7 @@ END $$;
 
 -- Makes the missing deliveries for the endpoints of an address, of events that were emitted from `since` on (null: of all that
 -- are kept) and before `until`, in batches of one transaction each, as webhook_replay_all() does.
+-- pgspot: no search_path, because a procedure that commits cannot have one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_backfill(
     endpoint text, since timestamptz, until timestamptz DEFAULT NULL, event_type text DEFAULT NULL, batch_size int DEFAULT 1000)
     LANGUAGE plpgsql AS $$

@@ -129,8 +129,8 @@ END $$;
 -- disabled because a delivery had exhausted its attempts; a failure changes nothing.
 --
 -- Each look is a transaction of its own, so that no snapshot is held for as long as the endpoint takes. It is READ COMMITTED,
--- so that it sees the worker's commits and does not conflict with them. The procedure has no search_path of its own, since it
--- commits; so nothing here depends on one.
+-- so that it sees the worker's commits and does not conflict with them.
+-- pgspot: no search_path, because a procedure that commits cannot have one.
 CREATE OR REPLACE PROCEDURE @extschema@.webhook_test(
     endpoint text, INOUT status text DEFAULT NULL, INOUT status_code int DEFAULT NULL, INOUT error text DEFAULT NULL,
     INOUT response text DEFAULT NULL, INOUT duration_ms int DEFAULT NULL)

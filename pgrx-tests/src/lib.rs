@@ -38,6 +38,7 @@ pub mod story;
 pub mod svg;
 pub mod tcp_proxy;
 pub mod template;
+pub mod untested;
 pub mod verifier;
 pub mod wait;
 pub mod watch;

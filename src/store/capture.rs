@@ -20,8 +20,8 @@ pub struct Changes {
 
 impl Changes {
     fn arguments(&self) -> [DatumWithOid<'_>; 5] {
-        // SAFETY: they are of these types.
         let texts = |array: Option<pg_sys::Datum>| match array {
+            // SAFETY: the fields have the types that their comments name, and live as long as `self`.
             Some(array) => unsafe { DatumWithOid::new(array, pg_sys::TEXTARRAYOID) },
             None => DatumWithOid::null_oid(pg_sys::TEXTARRAYOID),
         };

@@ -1,8 +1,8 @@
 //! Types and casts in rows that are emitted: which code runs, and with whose rights.
 
 use serde_json::json;
-use webhook_e2e::Cluster;
-use webhook_e2e::pg_config::lacks;
+use webhook_e2e::pg_config::missing_module;
+use webhook_e2e::{Cluster, untested};
 
 use super::capture_attacks::{Scene, TRAP};
 
@@ -133,7 +133,7 @@ fn a_cast_of_a_superuser_is_honoured_with_the_writers_rights() {
 
 #[test]
 fn a_cast_of_an_extension_is_honoured() {
-    if lacks("hstore") {
+    if untested::skip_if(missing_module(&["hstore"])) {
         return;
     }
     let scene = Scene::new();

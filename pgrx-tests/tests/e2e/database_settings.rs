@@ -165,15 +165,12 @@ fn the_genetic_optimizer_fails_no_delivery() {
     receiver.wait_for_requests(1);
 }
 
-/// As pg_dump has it in its own session, so that nobody's view runs with its rights.
+/// As pg_dump has it in its own session, so that nobody's view runs with its rights; from 15.8 and 16.4 on.
 const RESTRICT: &str = "SET restrict_nonsystem_relation_kind = 'view, foreign-table'";
 
 #[test]
 fn a_database_that_restricts_views_still_gets_alerts_about_metrics() {
     let cluster = Cluster::start();
-    if !knows_restrictions(&cluster) {
-        return;
-    }
     let (database, receiver) = (cluster.database("restricted"), Receiver::start());
     database.execute(&format!("ALTER DATABASE {} {RESTRICT}", database.name()));
     open_a_breaker(&database, &receiver);
@@ -187,9 +184,6 @@ fn a_database_that_restricts_views_still_gets_alerts_about_metrics() {
 #[test]
 fn a_relay_whose_role_restricts_views_alerts_about_metrics_and_shows_them() {
     let cluster = Cluster::relayed();
-    if !knows_restrictions(cluster) {
-        return;
-    }
     let (database, receiver) = (cluster.database("restricted"), Receiver::start());
     let connection = role_with(cluster, &database, &["relay", "read"]);
     let role = format!("relay_read_of_{}", database.name());
@@ -201,13 +195,6 @@ fn a_relay_whose_role_restricts_views_alerts_about_metrics_and_shows_them() {
         let answer = looking.get(path);
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
     }
-}
-
-/// The setting came with a minor release, 15.8.
-fn knows_restrictions(cluster: &Cluster) -> bool {
-    let known = "SELECT FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'";
-    let known = cluster.connect("postgres").query_opt(known, &[]).unwrap();
-    known.is_some()
 }
 
 const METRIC_HAS_ALERTED: &str =

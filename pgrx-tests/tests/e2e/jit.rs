@@ -1,11 +1,11 @@
 //! No statement of ours is compiled in a session of a user: that takes a hundred times as long as the statement.
 
-use webhook_e2e::pg_config::lacks;
-use webhook_e2e::{Cluster, Receiver};
+use webhook_e2e::pg_config::missing_module;
+use webhook_e2e::{Cluster, Receiver, untested};
 
 #[test]
 fn jit_compiles_no_statement_of_ours_in_a_users_session() {
-    if lacks("llvmjit") || lacks("pg_stat_statements") {
+    if untested::skip_if(missing_module(&["llvmjit", "pg_stat_statements"])) {
         return;
     }
     let cluster = Cluster::builder()

@@ -107,6 +107,7 @@ mod stopping;
 mod templates;
 mod test_events;
 mod tls;
+mod untested;
 mod upgrade;
 mod upgrading;
 mod upgrading_in_flight;

@@ -4,6 +4,7 @@ use crate::chaos::Stage;
 use crate::chaos::scene::Sender;
 use crate::cluster::{Builder, Cluster};
 use crate::directory::target_directory;
+use crate::pg_config;
 use crate::receiver::Answer;
 
 pub fn to_17(stage: &mut Stage) {
@@ -14,6 +15,10 @@ pub fn to_18(stage: &mut Stage) {
 }
 
 fn upgraded(stage: &mut Stage, version: u32) {
+    if pg_config::major_version("PG_CONFIG") >= version {
+        stage.score.not_tested = Some("the server is not older than that");
+        return;
+    }
     let Some(newer) = with_server(Cluster::builder().purpose("chaos"), version) else {
         stage.score.not_tested = Some("make install PG=17 and PG=18 first");
         return;
