@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """containers.py TARGET: does what docker would do with compose.yaml and the Dockerfile, in bare systems.
 
-Each service gets a system of its own, made by debootstrap. The steps of its Dockerfile are executed in it, and then
-its command, with the environment that compose.yaml gives it. All of them share one loopback and have no other
-network. An instruction or a key that is not known here is an error: nothing in these files goes untested.
+Each stage of the Dockerfile gets a system of its own, made by debootstrap; the one that builds also gets the Rust of
+this machine, as the image that it is from has one. The steps are executed in it, and then the service's command, with
+the environment that compose.yaml gives it. All services share one loopback and have no other network. An instruction
+or a key that is not known here is an error: nothing in these files goes untested.
 """
 import contextlib
 import glob
@@ -27,54 +28,74 @@ VARIABLES = {"RELAY_PASSWORD": "a 'quoted' password"}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def instructions(stage):
-    """Those of the stage of this name, as pairs of a name and its argument."""
+def instructions(image, stage):
+    """Those of the stage of this name, which is from this image, as pairs of a name and its argument."""
     lines = re.sub(r"^#.*\n", "", (CONTEXT / "packaging/Dockerfile").read_text(), flags=re.M)
     steps = [line.split(None, 1) for line in lines.replace("\\\n", " ").splitlines() if line.strip()]
-    begin = steps.index(["FROM", f"debian:bookworm-slim AS {stage}"])
+    begin = steps.index(["FROM", f"{image} AS {stage}"])
     end = next((i for i in range(begin + 1, len(steps)) if steps[i][0] == "FROM"), len(steps))
     return steps[begin + 1 : end]
 
 
-class Container:
-    """A service of compose.yaml."""
+def output(*command):
+    return subprocess.check_output(command, cwd=CONTEXT, text=True)
 
-    def __init__(self, name, service, network, stack):
-        known = {"build", "command", "environment", "volumes", "restart", "stop_grace_period", "depends_on"}
-        assert service.keys() <= known, service.keys() - known
-        assert service["build"].items() >= {"context": "..", "dockerfile": "packaging/Dockerfile"}.items()
-        self.network = network
-        self.process = None
-        self.root = MACHINES / f"container-{name}"
+
+class Image:
+    """A stage of the Dockerfile: a system in which its steps were executed."""
+
+    def __init__(self, image, stage, stack):
+        self.root = MACHINES / f"container-{stage}"
+        self.directory = "/"
+        self.variables = {"PATH": PATH, "DEBIAN_FRONTEND": "noninteractive"}
         self.user, self.entry, self.command, self.stop_signal = "root", [], [], "SIGTERM"
-        self.environment = {
-            key: re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: VARIABLES[match[1]], value)
-            for key, value in service["environment"].items()
-        }
         shutil.rmtree(self.root, ignore_errors=True)
         stack.callback(shutil.rmtree, self.root)
         self.root.mkdir()
         subprocess.run(["tar", "xf", MACHINES / "15.tar", "-C", self.root], check=True)
         # As docker does it, but for the base image: services know each other by name.
         (self.root / "etc/hosts").write_text("127.0.0.1 localhost server relay\n")
-        for instruction, argument in instructions(service["build"]["target"]):
+        if image.startswith("rust:"):
+            self.add_rust()
+        for instruction, argument in instructions(image, stage):
             getattr(self, "do_" + instruction.lower())(argument)
-        self.command = service.get("command", self.command)
+
+    def add_rust(self):
+        """What an image of Rust has, beside Debian: Rust, make, git, and the network's own certificate authority."""
+        shutil.copytree(output("rustc", "--print", "sysroot").strip(), self.root / "opt/rust", symlinks=True)
+        for file in ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt"):
+            shutil.copy(file, self.root / "etc")
+        self.variables["PATH"] = f"/opt/rust/bin:{PATH}"
+        self.variables["SSL_CERT_FILE"] = self.variables["CARGO_HTTP_CAINFO"] = "/etc/ca-certificates.crt"
+        self.do_run("apt-get update -qq && apt-get install -qq make git ca-certificates")
+
+    def do_workdir(self, argument):
+        self.directory = argument
+        (self.root / argument.lstrip("/")).mkdir(parents=True, exist_ok=True)
 
     def do_copy(self, argument):
+        """From the context, of which the directory "." is what git has, or from the stage that builds."""
         *sources, destination = argument.split()
-        directory = self.root / destination.lstrip("/")
+        directory = self.root / os.path.join(self.directory, destination).lstrip("/")
         directory.mkdir(parents=True, exist_ok=True)
-        # The directory of cargo may have another name.
-        sources = [re.sub("^target/", f"{TARGET}/", source) for source in sources]
-        found = [file for source in sources for file in glob.glob(str(CONTEXT / source))]
+        if sources == ["."]:
+            files = output("git", "ls-files", "-z").split("\0")
+            subprocess.run(["cp", "--parents", "-at", directory, *filter(None, files)], cwd=CONTEXT, check=True)
+            return
+        origin = CONTEXT
+        if sources[0] == "--from=build":
+            origin, sources = MACHINES / "container-build", [source.lstrip("/") for source in sources[1:]]
+        found = [file for source in sources for file in glob.glob(str(origin / source))]
         assert found, argument
         for file in found:
             shutil.copy(file, directory)
 
     def do_run(self, argument):
+        enter = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"'
+        variables = [f"{name}={value}" for name, value in self.variables.items()]
         done = subprocess.run(
-            ["chroot", self.root, "env", "-i", f"PATH={PATH}", "DEBIAN_FRONTEND=noninteractive", "sh", "-c", argument],
+            ["unshare", "--mount", "sh", "-c", enter, self.root,
+             "env", "-i", f"--chdir={self.directory}", *variables, "sh", "-c", argument],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         assert done.returncode == 0, f"RUN {argument}\n{done.stdout}"
@@ -93,6 +114,23 @@ class Container:
 
     def do_volume(self, argument):
         assert (self.root / argument.lstrip("/")).is_dir(), argument
+
+
+class Container(Image):
+    """A service of compose.yaml."""
+
+    def __init__(self, service, network, stack):
+        known = {"build", "command", "environment", "volumes", "restart", "stop_grace_period", "depends_on"}
+        assert service.keys() <= known, service.keys() - known
+        assert service["build"].items() >= {"context": "..", "dockerfile": "packaging/Dockerfile"}.items()
+        super().__init__("debian:bookworm-slim", service["build"]["target"], stack)
+        self.network = network
+        self.process = None
+        self.command = service.get("command", self.command)
+        self.environment = {
+            key: re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: VARIABLES[match[1]], value)
+            for key, value in service["environment"].items()
+        }
 
     def inside(self, *command):
         """A command line for it, with namespaces of its own and its user."""
@@ -140,10 +178,12 @@ def main():
         network = subprocess.Popen(["unshare", "--net", "sh", "-c", "ip link set lo up && exec sleep infinity"])
         stack.callback(network.wait)
         stack.callback(network.kill)
+        print("  build", flush=True)
+        Image("rust:1.88-bookworm", "build", stack)
         containers = {}
         for name, service in compose["services"].items():
             print("  build", name, flush=True)
-            containers[name] = Container(name, service, network.pid, stack)
+            containers[name] = Container(service, network.pid, stack)
             stack.callback(containers[name].kill)
         enter = ["nsenter", f"--net=/proc/{network.pid}/ns/net"]
         received = MACHINES / "container.received"

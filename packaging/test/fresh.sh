@@ -43,5 +43,10 @@ inside() {
 # What a newcomer types.
 began=$(date +%s)
 inside "cd /root/webhook && make demo" >"$directory/$suite.log" 2>&1 || { tail -40 "$directory/$suite.log" >&2; exit 1; }
-tail -3 "$directory/$suite.log"
-echo "make demo in a bare Debian $suite, PostgreSQL $(inside "pg_config --version || ls /usr/lib/postgresql"): $(($(date +%s) - began)) s"
+# README shows some of what it prints.
+sed -n '/^The tests also need .* prints$/,/^`make run`/ s/^    //p' "$source/README.md" >"$directory/promised"
+[ "$(wc -l <"$directory/promised")" -ge 15 ] || { echo "README.md does not show the demo" >&2; exit 1; }
+while IFS= read -r line; do
+    grep -qxF -e "$line" "$directory/$suite.log" || { echo "make demo does not print: $line" >&2; exit 1; }
+done <"$directory/promised"
+echo "make demo in a bare Debian $suite, PostgreSQL $(inside "ls /usr/lib/postgresql"): $(($(date +%s) - began)) s"

@@ -1,12 +1,16 @@
 //! The harness keeps its own promises, on a server without the extension.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write, stdin};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, thread};
 
 use standardwebhooks::Webhook;
+use webhook_e2e::directory::ServerDirectory;
+use webhook_e2e::process::complete;
 use webhook_e2e::verifier::verify_signature;
 use webhook_e2e::{Answer, Cluster, PgBouncer, Receiver, Request, wait};
 
@@ -273,4 +277,66 @@ fn tests_that_a_host_skips_are_there() {
             assert!(!why.trim().is_empty(), "{test}");
         }
     }
+}
+
+/// The version, and the pg_config if it is not where Debian puts it, that the Makefile builds for if it is told none.
+#[test]
+fn the_makefile_takes_an_installed_server_then_the_distributions_then_one_it_can_fetch() {
+    let directory = ServerDirectory::create("e2e");
+    let servers = directory.join("servers");
+    let release = directory.join("os-release");
+    let programs = directory.join("programs");
+    let make_program = |path: &Path, script: &str| {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    };
+    let choose = |arguments: &[&str]| {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("servers/choose.sh");
+        let mut choose = Command::new(script);
+        choose.args(arguments).env("SERVERS", &servers);
+        choose.env("OS_RELEASE", &release);
+        choose.env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
+        complete(&mut choose).trim().to_owned()
+    };
+    // Hides a pg_config of this machine.
+    make_program(&programs.join("pg_config"), "exit 1");
+
+    assert_eq!(choose(&[]), "16", "no release is known");
+    for (codename, version) in [
+        ("VERSION_CODENAME=bookworm", "15"),
+        ("VERSION_CODENAME=trixie", "17"),
+        ("VERSION_CODENAME=noble\nUBUNTU_CODENAME=noble", "16"),
+        ("VERSION_CODENAME=zara\nUBUNTU_CODENAME=noble", "16"),
+    ] {
+        fs::write(&release, codename).unwrap();
+        assert_eq!(choose(&["distribution"]), version, "{codename}");
+        assert_eq!(choose(&[]), version, "{codename}");
+    }
+    fs::write(&release, "VERSION_CODENAME=bullseye").unwrap();
+    assert_eq!(choose(&["distribution"]), "", "its PostgreSQL is too old");
+    assert_eq!(choose(&[]), "16");
+
+    for version in ["15", "17"] {
+        make_program(&servers.join(version).join("bin/postgres"), "");
+    }
+    assert_eq!(choose(&[]), "17", "the newest that is installed");
+
+    let elsewhere = directory.join("elsewhere");
+    let answers = |bin: &Path| {
+        format!(
+            "case $1 in --bindir) echo {} ;; --version) echo PostgreSQL 15.20 ;; *) echo {} ;; esac",
+            bin.display(),
+            elsewhere.display()
+        )
+    };
+    let in_path = programs.join("pg_config");
+    make_program(&in_path, &answers(&servers.join("15/bin")));
+    assert_eq!(choose(&[]), "15", "the one whose pg_config is in PATH");
+    make_program(&in_path, &answers(&elsewhere));
+    assert_eq!(choose(&[]), "17", "a client library is no server");
+    make_program(&elsewhere.join("postgres"), "");
+    fs::write(elsewhere.join("postgres.h"), "").unwrap();
+    let expected = format!("15 {}", elsewhere.join("pg_config").display());
+    assert_eq!(choose(&[]), expected);
 }
