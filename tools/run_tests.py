@@ -73,6 +73,9 @@ class Run:
         name, event = report["name"], report["event"]
         if event == "started":
             self.running[name] = time.monotonic()
+        elif event == "ignored":
+            self.running.pop(name, None)
+            self.expected -= 1
         elif event in ("ok", "failed"):
             self.running.pop(name, None)
             self.times.append((report["exec_time"], name))

@@ -105,6 +105,15 @@ class RunTests(unittest.TestCase):
         self.assertIn("{ no JSON\n", printed)
         self.assertIn("1 passed", printed)
 
+    def test_an_ignored_test_is_not_running(self):
+        run = run_tests.Run(io.StringIO())
+        for report in [suite(passed=2)[0], *started("a::b", "a::c"), {"type": "test", "name": "a::b", "event": "ignored"}]:
+            run.read(as_line(report))
+        run.printed -= run_tests.PROGRESS_INTERVAL
+        run.running["a::c"] -= 61
+        run.show_progress()
+        self.assertRegex(run.out.getvalue(), r"^  0 of 1 passed, 0 failed, \d+ s; running for 61 s: a::c\n$")
+
     def test_arguments_reach_cargo_and_the_test_program(self):
         arguments = ["--floor", "server", "--package", "p", "--", "breaker::", "--test-threads=4"]
         _, _, given = self.run_reports([], arguments=arguments)
