@@ -2,10 +2,14 @@
 //! (default), `relay` or `portable`. Clusters of a test's own are servers' whatever it says.
 
 use std::env;
+use std::fs;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use crate::cluster::Cluster;
 use crate::database::Database;
+use crate::directory::ServerDirectory;
 use crate::process::{complete, unprivileged};
 use crate::relay::Relay;
 
@@ -47,14 +51,27 @@ impl Host {
     }
 }
 
-/// `webhook-relay`, as cargo has built it beside this program.
+/// `webhook-relay`, as cargo has built it beside this program; a copy of it if the clone is in a private home, which the
+/// user that relays run as cannot enter.
 pub fn relay_program() -> String {
-    let this = env::current_exe().expect("a program knows its path");
-    let folders = this.ancestors().skip(1).take(2);
-    let mut places = folders.map(|folder| folder.join("relay"));
-    let found: Option<PathBuf> = places.find(|place| place.is_file());
-    let found = found.expect("cargo builds the program `relay` of this package");
-    found.to_string_lossy().into_owned()
+    static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+        let this = env::current_exe().expect("a program knows its path");
+        let folders = this.ancestors().skip(1).take(2);
+        let mut places = folders.map(|folder| folder.join("relay"));
+        let found: Option<PathBuf> = places.find(|place| place.is_file());
+        let mut found = found.expect("cargo builds the program `relay` of this package");
+        let mut may_run = unprivileged("test");
+        let may_run = may_run.arg("-x").arg(&found).current_dir("/").status();
+        if !may_run.is_ok_and(|status| status.success()) {
+            // A later run removes it.
+            let directory = ManuallyDrop::new(ServerDirectory::create("e2e"));
+            let copy = directory.join("relay");
+            fs::copy(&found, &copy).expect("the program can be copied");
+            found = copy;
+        }
+        found.to_string_lossy().into_owned()
+    });
+    PROGRAM.clone()
 }
 
 /// The schema without the library, with the test policy and receivers on loopback allowed.
