@@ -87,7 +87,7 @@ script: ## put the install script and the upgrade scripts together, under target
 	@[ -z "$(RELEASED)" ] || cp $(RELEASED) $(EXTENSION)
 	@cat $(SCRIPT) >$(EXTENSION)/webhook--$(VERSION).sql
 	@for release in $(OLDER); do \
-		{ cat sql/upgrade/begin.sql; for migration in $(MIGRATIONS); do \
+		{ cat sql/upgrade/*.sql; for migration in $(MIGRATIONS); do \
 			since=$$(basename "$$migration" | sed 's/--.*//'); \
 			[ "$$(printf '%s\n' "$$release" "$$since" | sort -V | head -1)" != "$$release" ] || cat "$$migration"; \
 		done; cat $(REPLACEABLE); } >"$(EXTENSION)/webhook--$$release--$(VERSION).sql"; \
@@ -128,7 +128,7 @@ lint: setup venv ## formatting, clippy with warnings as errors, and pgspot on th
 	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir $(FUZZ) -- -D warnings
 	@$(VENV)/bin/python3 -B tools/test_spot.py --quiet
 	@echo "pgspot on the scripts that install, with the library and without, and on the beginning of those that upgrade"
-	@for script in "$(SCRIPT)" "$(PORTABLE)" "sql/upgrade/begin.sql $(MIGRATIONS)"; do \
+	@for script in "$(SCRIPT)" "$(PORTABLE)" "$(sort $(wildcard sql/upgrade/*.sql)) $(MIGRATIONS)"; do \
 		$(VENV)/bin/python3 tools/spot.py --append --ignore PS002 $$script >$(TARGET)/pgspot.txt 2>&1 || \
 			{ grep -Ev '^$$|Errors: 0 Warnings: 0 Unknown: 0' $(TARGET)/pgspot.txt; exit 1; }; \
 	done

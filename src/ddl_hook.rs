@@ -134,7 +134,8 @@ unsafe fn before(node: *mut pg_sys::Node) {
 }
 
 /// Functions with the rights of webhook_owner call each other by the name of their schema: under another name the
-/// place would be free for anybody.
+/// place would be free for anybody. Without the extension no such function exists, and
+/// webhook-relay renames the schema in a transaction that it rolls back.
 unsafe fn keep_our_schema(node: *mut pg_sys::Node) {
     // SAFETY: the cast follows the node's tag.
     let is_renamed = unsafe {
@@ -143,6 +144,7 @@ unsafe fn keep_our_schema(node: *mut pg_sys::Node) {
             rename.renameType == pg_sys::ObjectType::OBJECT_SCHEMA
                 && CStr::from_ptr(rename.subname) == c"webhook"
                 && owner::of_our_schema().is_some()
+                && pg_sys::get_extension_oid(c"webhook".as_ptr(), true) != pg_sys::InvalidOid
         }
     };
     if is_renamed {

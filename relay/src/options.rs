@@ -40,7 +40,8 @@ docs/portable.md says what is different there. The schema belongs to ROLE
 if it may; else it changes nothing and prints the statements for somebody
 who may. upgrade makes it that of this program, and can be repeated.
 uninstall removes all of it; with --force also where deliveries wait, tables
-are watched, or other objects depend on it, which are dropped then.
+are watched, or other objects depend on it, which are dropped then. Both
+refuse a schema with objects that are not ours, and execute nothing of it.
 
 CONNECTION is a URI or a string of keywords, as psql takes it:
   postgresql://relay@db.example.com/shop?sslmode=verify-full

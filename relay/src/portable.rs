@@ -3,20 +3,39 @@
 //!
 //! Everything is made as the role that is to own it, in one transaction. The role that installs becomes a member of
 //! the owner, and the owner gets the right to create functions in schema public, until the end of that transaction:
-//! nobody else ever sees either. Where the role may not do that, the program changes nothing and prints the
-//! statements for somebody who may.
+//! no other session ever sees either. If the role may not do that, the program changes nothing and prints the
+//! statements for an administrator.
+//!
+//! The owner of a database, who is no superuser, may have made anything that looks like an installation; so nothing of
+//! a schema is executed until its owner and all of its objects are known.
+//!
+//! - `connection` is the session, `findings` what it has found, and `rights` what it takes
+//! - `trust` reads whose code could run
+//! - `confined` runs a script as the owner, so that its code gets no other rights
 
-use std::future::poll_fn;
+mod confined;
+mod connection;
+mod findings;
+mod rights;
+mod trust;
 
 use tokio::runtime;
-use tokio_postgres::error::DbError;
-use tokio_postgres::{AsyncMessage, Client, Row};
+use tokio_postgres::Client;
 
-use crate::script::{Release, identifier, literal};
+use crate::script::{LOCK, Release, identifier, literal};
 use crate::session::described;
 use crate::target::Target;
+use connection::{PREPARE, connect, refused};
+use findings::Findings;
+use rights::Rights;
+use trust::{Facts, shown};
 
 pub const OWNER: &str = "webhook_owner";
+
+/// Schemas of a fresh copy, in a transaction that is rolled back: of its functions for users, and of the installation
+/// that it is compared with.
+const FRESH_API: &str = "webhook_fresh_api";
+const ASIDE: &str = "webhook_aside";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -33,124 +52,39 @@ pub struct Order {
     pub force: bool,
 }
 
-/// The script means the same whatever the server, the database and the role have set. Its transaction repeats this,
-/// since a pooler may have another session for it.
-const PREPARE: &str = "
-    SET search_path = pg_catalog, pg_temp;
-    SET standard_conforming_strings = on;
-    SET check_function_bodies = on;
-    SET statement_timeout = 0;
-    SET lock_timeout = '30s';
-    SET client_min_messages = warning;
-    SET default_tablespace = '';
-    SET default_table_access_method = heap;
-    SET jit = off";
-
-const FINDINGS: &str = "
-    SELECT session_user::text, current_database()::text,
-           EXISTS (SELECT FROM pg_extension x WHERE x.extname = 'webhook') AS has_extension,
-           has.rolname::text AS owner_of_schema,
-           p.oid IS NOT NULL AS is_portable,
-           owner.oid IS NOT NULL AS has_owner,
-           me.rolsuper OR me.rolcreaterole AS makes_roles,
-           me.rolsuper OR coalesce(pg_has_role(me.oid, owner.oid, CASE WHEN v.number < 160000 THEN 'MEMBER' ELSE 'SET' END), false)
-               AS is_member,
-           CASE WHEN owner.oid IS NULL OR v.number < 160000 THEN me.rolsuper OR me.rolcreaterole
-                ELSE me.rolsuper OR pg_has_role(me.oid, owner.oid, 'MEMBER WITH ADMIN OPTION') END AS gives_membership,
-           has_database_privilege(current_database(), 'CREATE') AS makes_schemas,
-           has_schema_privilege('public', 'CREATE WITH GRANT OPTION') AS gives_public,
-           coalesce(has_schema_privilege(owner.oid, 'public', 'CREATE'), false) AS owner_has_public
-    FROM pg_roles me
-    CROSS JOIN (SELECT current_setting('server_version_num')::int) AS v (number)
-    LEFT JOIN pg_namespace n ON n.nspname = 'webhook'
-    LEFT JOIN pg_roles has ON has.oid = n.nspowner
-    -- Not by to_regprocedure(), which wants the right to use the schema.
-    LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname = 'portable_version'
-    LEFT JOIN pg_roles owner ON owner.rolname = coalesce(CASE WHEN p.oid IS NOT NULL THEN has.rolname END, $1::text)
-    WHERE me.rolname = session_user";
-
-/// Why a role cannot be the owner, and the remedy. Functions that belong to it are executed in this session, so
-/// nobody else may have been that role. The role that installs may be a member.
-const PROBLEM_OF_OWNER: &str = r"
-    SELECT CASE
-        WHEN r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls THEN format(
-            'has rights that the owner of webhook''s tables must not have: ALTER ROLE %I NOSUPERUSER NOCREATEDB NOCREATEROLE '
-            'NOREPLICATION NOBYPASSRLS', r.rolname)
-        WHEN r.rolcanlogin AND r.rolconnlimit <> 0 THEN format('can be used by clients: ALTER ROLE %I NOLOGIN', r.rolname)
-        WHEN EXISTS (SELECT FROM pg_auth_members m
-                     WHERE m.member = r.oid
-                        OR m.roleid = r.oid AND m.member::regrole::text <> quote_ident(session_user)
-                           AND (pg_has_role(m.member, m.roleid, 'USAGE')
-                                OR pg_has_role(m.member, m.roleid, CASE WHEN v.number < 160000 THEN 'MEMBER' ELSE 'SET' END))) THEN
-            'is a member of a role, or has members: \drg lists them in psql 16 and later, pg_auth_members does everywhere'
-        WHEN EXISTS (SELECT FROM pg_default_acl d WHERE d.defaclrole = r.oid) THEN
-            'has default privileges, which would give others a right to all that is made: \ddp lists them in psql'
-    END
-    FROM pg_roles r, (SELECT current_setting('server_version_num')::int) AS v (number)
-    WHERE r.rolname = $1";
-
-struct Findings {
-    me: String,
-    database: String,
-    has_extension: bool,
-    owner_of_schema: Option<String>,
-    is_portable: bool,
-    has_owner: bool,
-    makes_roles: bool,
-    is_member: bool,
-    gives_membership: bool,
-    makes_schemas: bool,
-    gives_public: bool,
-    owner_has_public: bool,
-}
-
 pub fn carry_out(order: &Order, release: &Release) -> Result<(), String> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     runtime.block_on(async {
-        let mut work = Work::begin(order, release).await?;
+        let work = Work::begin(order, release).await?;
         match order.action {
             Action::Install => work.install().await,
             Action::Upgrade => work.upgrade().await,
+            Action::Uninstall if order.force => work.drop_all().await,
             Action::Uninstall => work.uninstall().await,
         }
     })
 }
 
 struct Work<'a> {
-    order: &'a Order,
-    release: &'a Release,
+    release: &'a Release<'a>,
     client: Client,
     found: Findings,
     owner: String,
 }
 
-/// Statements around the work, with the right to have it done; and statements that only others can execute.
-#[derive(Default)]
-struct Rights {
-    before: Vec<String>,
-    after: Vec<String>,
-    of_others: Vec<String>,
+/// The installation in a database, which may yet turn out not to be ours.
+struct Installed {
+    version: String,
+    /// What the catalogs have about a fresh installation of this version.
+    fresh: Facts,
 }
 
 impl Work<'_> {
-    async fn begin<'a>(order: &'a Order, release: &'a Release) -> Result<Work<'a>, String> {
-        let target = &order.target;
-        let begun = target.config.connect(target.tls.clone()).await;
-        let told = |error: tokio_postgres::Error| format!("{}: {}", target.name, described(&error));
-        let (client, mut connection) = begun.map_err(told)?;
-        tokio::spawn(async move {
-            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await
-            {
-                if let AsyncMessage::Notice(notice) = message {
-                    eprintln!("{}:  {}", notice.severity(), in_full(&notice));
-                }
-            }
-        });
-        client.batch_execute(PREPARE).await.map_err(refused)?;
+    async fn begin<'a>(order: &'a Order, release: &'a Release<'a>) -> Result<Work<'a>, String> {
+        let client = connect(&order.target).await?;
         let wanted = order.owner.as_deref().unwrap_or(OWNER);
-        let row = client.query_one(FINDINGS, &[&wanted]).await;
-        let found = Findings::read(&row.map_err(refused)?).map_err(refused)?;
+        let found = Findings::read(&client, wanted).await?;
         let owner = match (&found.owner_of_schema, found.is_portable) {
             (Some(owner), true) => owner.clone(),
             _ => wanted.to_owned(),
@@ -160,27 +94,19 @@ impl Work<'_> {
                 "webhook belongs to role \"{owner}\" in this database; leave --owner out"
             ));
         }
-        let row = client.query_opt(PROBLEM_OF_OWNER, &[&owner]).await;
-        let problem = match row.map_err(refused)? {
-            Some(row) => row.try_get(0).map_err(refused)?,
-            None => None::<String>,
-        };
-        let work = Work {
-            order,
+        if !found.has_extension {
+            trust::require_safe_owner(&client, &owner).await?;
+            trust::require_own_event_triggers(&client).await?;
+        }
+        Ok(Work {
             release,
             client,
             found,
             owner,
-        };
-        match problem {
-            Some(problem) if !work.found.has_extension => {
-                Err(format!("role \"{}\" {problem}", work.owner))
-            }
-            _ => Ok(work),
-        }
+        })
     }
 
-    async fn install(&mut self) -> Result<(), String> {
+    async fn install(&self) -> Result<(), String> {
         let Findings { database, .. } = &self.found;
         if self.found.has_extension {
             return Err(format!(
@@ -197,18 +123,16 @@ impl Work<'_> {
                 "database \"{database}\" has a schema \"webhook\" that is not ours; rename or drop it first"
             ));
         }
-        let mut rights = self.rights_to_work();
-        self.add_right_to_public(&mut rights);
-        if !self.found.makes_schemas {
-            rights.of_others.push(format!(
-                "GRANT CREATE ON DATABASE {} TO {};",
-                identifier(database),
-                identifier(&self.found.me)
-            ));
-        }
-        let owner = identifier(&self.owner);
-        (rights.before).push(format!("CREATE SCHEMA webhook AUTHORIZATION {owner};"));
-        self.run(rights, &self.release.install(&self.owner)).await?;
+        self.require_owner_of_nothing().await?;
+        let rights = Rights::to_be_owner(&self.found, &self.owner)
+            .and_to_public(&self.found, &self.owner)
+            .and_to_make_schemas(&self.found);
+        rights.require(&self.found)?;
+        self.begin_transaction(&rights).await?;
+        self.make_schema("webhook").await?;
+        self.run_confined(&self.release.install(&self.owner))
+            .await?;
+        self.commit(&rights).await?;
         println!(
             "webhook {} is installed in database \"{}\", and belongs to role \"{}\".\n\
              Role \"{}\" has the level admin, and gives levels to others with webhook_grant().",
@@ -217,18 +141,20 @@ impl Work<'_> {
         self.warn_of_members().await
     }
 
-    async fn upgrade(&mut self) -> Result<(), String> {
-        self.require_portable()?;
-        let version: String = self.one("SELECT webhook.portable_version()").await?;
-        let Some(script) = self.release.upgrade(&version, &self.owner) else {
-            return Err(format!(
-                "webhook {version} is installed, and this program makes {}: it is too old",
-                self.release.version
-            ));
-        };
-        let mut rights = self.rights_to_work();
-        self.add_right_to_public(&mut rights);
-        self.run(rights, &script).await?;
+    async fn upgrade(&self) -> Result<(), String> {
+        let rights = self
+            .rights_to_compare()
+            .and_to_public(&self.found, &self.owner);
+        let installed = self.compare(&rights).await?;
+        let version = &installed.version;
+        let script = (self.release.upgrade(version, &self.owner))
+            .ok_or_else(|| self.unknown_version(version))?;
+        self.begin_transaction(&rights).await?;
+        // While all tables are locked, no session adds a trigger or a rule.
+        self.run_as_owner(LOCK).await?;
+        self.require_ours(&installed).await?;
+        self.run_confined(&script).await?;
+        self.commit(&rights).await?;
         println!(
             "webhook {version} in database \"{}\" is {} now.",
             self.found.database, self.release.version
@@ -236,19 +162,32 @@ impl Work<'_> {
         self.warn_of_members().await
     }
 
-    async fn uninstall(&mut self) -> Result<(), String> {
+    async fn uninstall(&self) -> Result<(), String> {
+        let rights = self.rights_to_compare();
+        let installed = self.compare(&rights).await?;
+        self.begin_transaction(&rights).await?;
+        self.require_ours(&installed).await?;
+        self.run_confined(REFUSE_UNSENT).await?;
+        // Only objects that depend on it and are not ours are in the way of RESTRICT: triggers of watched tables, for
+        // example.
+        self.drop_owned(&rights, "RESTRICT").await
+    }
+
+    /// Executes nothing of the schema.
+    async fn drop_all(&self) -> Result<(), String> {
         self.require_portable()?;
+        let rights = Rights::to_be_owner(&self.found, &self.owner);
+        rights.require(&self.found)?;
+        self.begin_transaction(&rights).await?;
+        trust::require_one_owner(&self.client, &self.owner).await?;
+        self.drop_owned(&rights, "CASCADE").await
+    }
+
+    async fn drop_owned(&self, rights: &Rights, behaviour: &str) -> Result<(), String> {
         let owner = identifier(&self.owner);
-        let force = self.order.force;
-        let check = match force {
-            true => String::new(),
-            false => UNSENT.to_owned(),
-        };
-        // Only objects that depend on it and are not ours are in the way of RESTRICT: triggers of watched tables,
-        // say.
-        let how = if force { "CASCADE" } else { "RESTRICT" };
-        let script = format!("{check} DROP OWNED BY {owner} {how};");
-        self.run(self.rights_to_work(), &script).await?;
+        self.run_as_owner(&format!("DROP OWNED BY {owner} {behaviour};"))
+            .await?;
+        self.commit(rights).await?;
         let database = &self.found.database;
         println!("webhook is no more in database \"{database}\".");
         // Other databases may use the same role.
@@ -272,81 +211,134 @@ impl Work<'_> {
         }
     }
 
-    /// The rights to be the owner for a while.
-    fn rights_to_work(&self) -> Rights {
-        let mut rights = Rights::default();
-        let (found, owner, me) = (
-            &self.found,
-            identifier(&self.owner),
-            identifier(&self.found.me),
-        );
-        if !found.has_owner {
-            let make = format!("CREATE ROLE {owner} NOLOGIN;");
-            match found.makes_roles {
-                true => rights.before.push(make),
-                false => rights.of_others.push(make),
-            }
-        }
-        if !found.is_member {
-            let give = format!("GRANT {owner} TO {me};");
-            match found.gives_membership {
-                true => {
-                    rights.before.push(give);
-                    rights.after.push(format!("REVOKE {owner} FROM {me};"));
-                }
-                false => rights.of_others.push(give),
-            }
-        }
-        rights
+    fn unknown_version(&self, version: &str) -> String {
+        let problem = match self.release.is_before(version) {
+            true => "it is too old",
+            false => "it does not know that version",
+        };
+        format!(
+            "webhook {version} is installed, and this program makes {}: {problem}",
+            self.release.version
+        )
     }
 
-    /// Functions that people call are in schema public.
-    fn add_right_to_public(&self, rights: &mut Rights) {
-        let owner = identifier(&self.owner);
-        let give = format!("GRANT CREATE ON SCHEMA public TO {owner};");
-        if self.found.owner_has_public {
-            return;
-        }
-        match self.found.gives_public {
-            true => {
-                rights.before.push(give);
-                let take = format!("REVOKE CREATE ON SCHEMA public FROM {owner};");
-                rights.after.push(take);
-            }
-            false => rights.of_others.push(give),
-        }
+    fn rights_to_compare(&self) -> Rights {
+        Rights::to_be_owner(&self.found, &self.owner)
+            .and_to_make_schemas(&self.found)
+            .and_to_rename(&self.found, &self.owner)
     }
 
-    /// Runs all of it or nothing.
-    async fn run(&self, rights: Rights, script: &str) -> Result<(), String> {
-        if !rights.of_others.is_empty() {
-            println!("{}", rights.of_others.join("\n"));
+    /// A fresh copy of the version that the schema claims to be, in a transaction that is rolled back; and the schema
+    /// compared with it.
+    async fn compare(&self, rights: &Rights) -> Result<Installed, String> {
+        self.require_portable()?;
+        let Some(version) = self.found.version.clone() else {
             return Err(format!(
-                "role \"{}\" may not do this alone, and nothing was changed: \
-                 have an administrator execute the statements above in database \"{}\", and try again",
-                self.found.me, self.found.database
+                "database \"{}\" has a schema \"webhook\" that is not ours: its function portable_version() has no version",
+                self.found.database
             ));
-        }
-        let (before, after) = (rights.before.join("\n"), rights.after.join("\n"));
-        let owner = identifier(&self.owner);
-        let whole = format!(
-            "BEGIN;\n{PREPARE};\n{before}\nSET LOCAL ROLE {owner};\n{script}\nRESET ROLE;\n{after}\nCOMMIT;"
-        );
-        self.client.batch_execute(&whole).await.map_err(refused)
+        };
+        let script = self.release.install_of(&version, &self.owner, FRESH_API);
+        let script = script.ok_or_else(|| self.unknown_version(&version))?;
+        trust::require_one_owner(&self.client, &self.owner).await?;
+        rights.require(&self.found)?;
+        self.begin_transaction(rights).await?;
+        self.execute(&format!("ALTER SCHEMA webhook RENAME TO {ASIDE}"))
+            .await?;
+        self.make_schema("webhook").await?;
+        self.make_schema(FRESH_API).await?;
+        self.run_confined(&script).await?;
+        let fresh = Facts::fresh(&self.client, &self.owner, FRESH_API).await?;
+        self.execute("ROLLBACK").await?;
+        let installed = Installed { version, fresh };
+        self.require_ours(&installed).await?;
+        Ok(installed)
     }
 
-    /// A role that nobody works as has no members.
+    /// Refuses a schema with objects that its version does not make.
+    async fn require_ours(&self, installed: &Installed) -> Result<(), String> {
+        trust::require_safe_owner(&self.client, &self.owner).await?;
+        trust::require_one_owner(&self.client, &self.owner).await?;
+        let found = Facts::found(&self.client, &self.owner).await?;
+        match found.beyond(&installed.fresh) {
+            others if others.is_empty() => Ok(()),
+            others => Err(format!(
+                "webhook in database \"{}\" is not as webhook {} makes it, and nothing was changed\n\
+                 DETAIL:  Added or changed: {}\n\
+                 HINT:  Drop what was added and restore what was changed; \
+                 \"webhook-relay uninstall --force\" drops all that role \"{}\" owns in this database.",
+                self.found.database,
+                installed.version,
+                shown(&others),
+                self.owner
+            )),
+        }
+    }
+
+    /// Refuses an owner that owns other objects: code of it may be among them, and an uninstallation drops them.
+    async fn require_owner_of_nothing(&self) -> Result<(), String> {
+        let found = Facts::found(&self.client, &self.owner).await?;
+        match found.objects() {
+            objects if objects.is_empty() => Ok(()),
+            objects => Err(format!(
+                "role \"{}\" owns objects in this database already\n\
+                 DETAIL:  {}\n\
+                 HINT:  Name another role with --owner, or drop them: DROP OWNED BY {}.",
+                self.owner,
+                shown(&objects),
+                identifier(&self.owner)
+            )),
+        }
+    }
+
+    async fn begin_transaction(&self, rights: &Rights) -> Result<(), String> {
+        let before = rights.before.join("\n");
+        self.execute(&format!("BEGIN;\n{PREPARE};\n{before}")).await
+    }
+
+    async fn commit(&self, rights: &Rights) -> Result<(), String> {
+        let after = rights.after.join("\n");
+        self.execute(&format!("{after}\nCOMMIT")).await
+    }
+
+    async fn make_schema(&self, name: &str) -> Result<(), String> {
+        let owner = identifier(&self.owner);
+        self.execute(&format!("CREATE SCHEMA {name} AUTHORIZATION {owner}"))
+            .await
+    }
+
+    /// For statements that execute nothing of the schema.
+    async fn run_as_owner(&self, script: &str) -> Result<(), String> {
+        let owner = identifier(&self.owner);
+        self.execute(&format!(
+            "SET LOCAL ROLE {owner};\n{script}\nSET LOCAL ROLE NONE"
+        ))
+        .await
+    }
+
+    async fn run_confined(&self, script: &str) -> Result<(), String> {
+        self.execute(&confined::run_as(&self.owner, script)).await
+    }
+
+    async fn execute(&self, statements: &str) -> Result<(), String> {
+        (self.client.batch_execute(statements).await).map_err(refused)
+    }
+
+    /// No role acts as the owner, so it has no members.
     async fn warn_of_members(&self) -> Result<(), String> {
-        let members: Option<String> = self
-            .one(&format!(
-                "SELECT string_agg(m.member::regrole::text, ', ') FROM pg_auth_members m
-                 WHERE m.roleid = (SELECT r.oid FROM pg_roles r WHERE r.rolname = {owner})
-                   AND pg_has_role(m.member, m.roleid, CASE WHEN current_setting('server_version_num')::int < 160000
-                                                            THEN 'MEMBER' ELSE 'SET' END)",
-                owner = literal(&self.owner)
-            ))
-            .await?;
-        if let Some(members) = members {
+        let members = format!(
+            "SELECT string_agg(m.member::regrole::text, ', ') FROM pg_auth_members m
+             WHERE m.roleid = (SELECT r.oid FROM pg_roles r WHERE r.rolname = {owner})
+               AND pg_has_role(m.member, m.roleid, CASE WHEN current_setting('server_version_num')::int < 160000
+                                                        THEN 'MEMBER' ELSE 'SET' END)",
+            owner = literal(&self.owner)
+        );
+        let row = self
+            .client
+            .query_one(&members, &[])
+            .await
+            .map_err(refused)?;
+        if let Some(members) = row.try_get::<_, Option<String>>(0).map_err(refused)? {
             println!(
                 "Role \"{owner}\" is not to be worked as, and has members: \
                  REVOKE {} FROM {members}; until the next upgrade.",
@@ -356,58 +348,17 @@ impl Work<'_> {
         }
         Ok(())
     }
-
-    async fn one<T>(&self, sql: &str) -> Result<T, String>
-    where
-        T: for<'row> tokio_postgres::types::FromSql<'row>,
-    {
-        let row = self.client.query_one(sql, &[]).await.map_err(refused)?;
-        row.try_get(0).map_err(refused)
-    }
 }
 
-const UNSENT: &str = "
+/// Counts as far as webhook.unsent() does, which is not called: the schema's functions are not replaced here.
+const REFUSE_UNSENT: &str = "
     DO $$
+    DECLARE
+        unsent CONSTANT bigint := (SELECT count(*) FROM (SELECT FROM webhook.delivery_queue LIMIT 10001) q);
     BEGIN
-        IF EXISTS (SELECT FROM webhook.delivery_queue) THEN
-            RAISE EXCEPTION '% deliveries were not sent yet', webhook.unsent()
+        IF unsent > 0 THEN
+            RAISE EXCEPTION '% deliveries were not sent yet', CASE WHEN unsent > 10000 THEN 'more than 10000' ELSE unsent::text END
                 USING ERRCODE = 'object_in_use',
-                      HINT = 'Wait until SELECT queued FROM webhook_status() says 0, or give --force.';
+                      HINT = 'Wait until SELECT queued FROM webhook_status() is 0, or give --force.';
         END IF;
     END $$;";
-
-impl Findings {
-    fn read(row: &Row) -> Result<Findings, tokio_postgres::Error> {
-        Ok(Findings {
-            me: row.try_get(0)?,
-            database: row.try_get(1)?,
-            has_extension: row.try_get("has_extension")?,
-            owner_of_schema: row.try_get("owner_of_schema")?,
-            is_portable: row.try_get("is_portable")?,
-            has_owner: row.try_get("has_owner")?,
-            makes_roles: row.try_get("makes_roles")?,
-            is_member: row.try_get("is_member")?,
-            gives_membership: row.try_get("gives_membership")?,
-            makes_schemas: row.try_get("makes_schemas")?,
-            gives_public: row.try_get("gives_public")?,
-            owner_has_public: row.try_get("owner_has_public")?,
-        })
-    }
-}
-
-fn refused(error: tokio_postgres::Error) -> String {
-    match error.as_db_error() {
-        Some(error) => in_full(error),
-        None => described(&error),
-    }
-}
-
-fn in_full(error: &DbError) -> String {
-    let mut text = error.message().to_owned();
-    for (name, more) in [("DETAIL", error.detail()), ("HINT", error.hint())] {
-        if let Some(more) = more {
-            text += &format!("\n{name}:  {more}");
-        }
-    }
-    text
-}

@@ -10,10 +10,10 @@ CREATE OR REPLACE FUNCTION webhook.is_portable() RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN true;
 
--- The version of webhook-relay that has made this schema. Only a portable installation has this function.
+-- The version of webhook-relay that has made this schema. Only a portable installation has this function. webhook-relay reads
+-- the text of the body in pg_proc, and never calls a function of a schema that it does not know yet.
 CREATE OR REPLACE FUNCTION webhook.portable_version() RETURNS text
-    LANGUAGE sql IMMUTABLE
-    RETURN '@VERSION@';
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS 'SELECT ''@VERSION@''';
 
 -- A new event id: UUID version 7, ordered by time, to the microsecond. It waits for the next microsecond, so that ids of a
 -- session are in the order in which it has asked for them.

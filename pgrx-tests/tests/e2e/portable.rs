@@ -1,6 +1,8 @@
 //! Webhook in a database that allows no library and has no superuser.
 
+mod confinement;
 mod install;
+mod planted;
 mod rights;
 mod shop;
 

@@ -92,7 +92,7 @@ fn a_portable_database_of_an_older_release_becomes_that_of_this_version() {
     fresh.execute("DELETE FROM webhook.policy WHERE name = 'fast'");
     for version in older_releases() {
         let database = cluster.plain_database("older");
-        let script = scripts::released("portable", &version);
+        let script = scripts::released("portable", &version).replace("@extschema@", "public");
         database.execute(&format!(
             "SET search_path = pg_catalog, pg_temp;
              BEGIN;

@@ -49,7 +49,7 @@ fn events_arrive_once_while_a_portable_database_is_upgraded_under_a_relay() {
     let cluster = Cluster::portable();
     let database = cluster.database("portable");
     let address = cluster.address(cluster.port(), database.name());
-    upgrade_in_flight(&database, "BEGIN;%SET search_path%", || {
+    upgrade_in_flight(&database, "SET LOCAL ROLE%LOCK TABLE%", || {
         complete(unprivileged(LATER_RELAY).args(["upgrade", &address]));
     });
     let version: String = database.query_one_value("SELECT webhook.portable_version()");

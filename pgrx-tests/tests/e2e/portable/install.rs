@@ -86,7 +86,7 @@ fn an_upgrade_can_be_repeated_and_keeps_what_people_did() {
 fn a_later_version_is_not_upgraded() {
     let shop = Shop::installed("later");
     shop.database.execute(
-        "CREATE OR REPLACE FUNCTION webhook.portable_version() RETURNS text LANGUAGE sql IMMUTABLE RETURN '999.0.0'",
+        "CREATE OR REPLACE FUNCTION webhook.portable_version() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''999.0.0'''",
     );
     let (_, said) = shop.fail(&["upgrade"]);
     assert!(said.contains("it is too old"), "{said}");
@@ -158,6 +158,10 @@ fn nothing_is_installed_over_what_somebody_has_put_there() {
         (
             "CREATE ROLE OWNER; CREATE ROLE OWNER_member IN ROLE OWNER",
             "has members",
+        ),
+        (
+            "CREATE ROLE OWNER; GRANT CREATE ON SCHEMA public TO OWNER; SET ROLE OWNER; CREATE TABLE public.t (id int)",
+            "owns objects in this database already\nDETAIL:  table public.t",
         ),
         (
             "CREATE ROLE OWNER; ALTER DEFAULT PRIVILEGES FOR ROLE OWNER GRANT SELECT ON TABLES TO PUBLIC",

@@ -17,6 +17,12 @@ pub struct Shop {
     pub owner: String,
 }
 
+pub fn administer(connection: &str, arguments: &[&str]) -> Output {
+    let mut command = unprivileged(PROGRAM);
+    command.env_clear().args(arguments);
+    command.arg(connection).output().unwrap()
+}
+
 impl Shop {
     pub fn open(prefix: &str, attributes: &str) -> Shop {
         let database = Cluster::portable().plain_database(prefix);
@@ -49,10 +55,14 @@ impl Shop {
         format!("host=127.0.0.1 port={port} user={role} dbname={name}")
     }
 
+    /// Of a superuser.
+    pub fn superuser_connection(&self) -> String {
+        let cluster = Cluster::portable();
+        cluster.address(cluster.port(), self.database.name())
+    }
+
     fn administer(&self, arguments: &[&str]) -> Output {
-        let mut command = unprivileged(PROGRAM);
-        command.env_clear().args(arguments);
-        command.arg(self.connection(&self.admin)).output().unwrap()
+        administer(&self.connection(&self.admin), arguments)
     }
 
     #[track_caller]
