@@ -70,7 +70,8 @@ Options:
   --log-format FORMAT      lines (default) or json
 
 Where the relay may connect to. The database has rules of its own
-(webhook.allow_networks and so on); a request is sent if both allow it:
+(webhook.allow_networks, webhook.tenant_networks for endpoints of tenants,
+and so on); a request is sent if both allow it:
   --allow-networks LIST    private and other special networks that endpoints
                            may be in, such as 10.0.0.0/8 (default: none)
   --deny-networks LIST     networks that no endpoint may be in
@@ -166,7 +167,10 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
             "page" if option == "page" => page = true,
             "token-file" => token_file = Some(PathBuf::from(value()?)),
             "log-format" => logs_json = is_json(&value()?)?,
-            "allow-networks" => network.allow = list(&name, &value()?)?,
+            "allow-networks" => {
+                network.allow = list(&name, &value()?)?;
+                network.allow_tenants = network.allow.clone();
+            }
             "deny-networks" => network.deny = list(&name, &value()?)?,
             "allow-ports" => network.ports = list(&name, &value()?)?,
             "require-https" => network.require_https = require_https(&value()?)?,
