@@ -99,7 +99,7 @@ COMMENT ON ROUTINE webhook.header_template_problem IS
 COMMENT ON ROUTINE webhook.header_value_problem IS
     'The problem of the template of one header, and the remedy; no row if there is none.';
 COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
-COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in base64; null of a private key.';
+COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, as HMAC normalises it; null for a private key.';
 COMMENT ON ROUTINE webhook.hmac_secrets IS
     'The valid secrets of signatures in headers, newest first; makes one where there is none.';
 COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';
@@ -114,6 +114,7 @@ COMMENT ON ROUTINE webhook.is_sender_alive IS
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
 COMMENT ON ROUTINE webhook.is_private_key IS 'Whether a private key has the public key that belongs to it.';
+COMMENT ON ROUTINE webhook.is_shared_secret IS 'Whether a secret is whsec_ and base64.';
 COMMENT ON ROUTINE webhook.is_skipped IS 'Whether the policy when_open = skip cancels a delivery.';
 COMMENT ON ROUTINE webhook.is_superseded IS
     'Whether a newer delivery of the same coalesce key waits, is in flight or was sent.';
