@@ -1,4 +1,5 @@
-//! HTTP: `/healthz` for everybody, `/metrics` and the page for clients that may see figures.
+//! HTTP: the relay's state at `/healthz` for every client; `/metrics`, the page, and the reason why the relay does not
+//! deliver for clients that may see figures.
 //!
 //! Figures are not for every program that reaches the port. Without a token the relay gives them on loopback alone,
 //! and only to requests that name it by an address or as localhost: a page that a browser has got from elsewhere
@@ -148,7 +149,8 @@ impl Service {
         }
         Ok(match request.uri().path() {
             "/healthz" => {
-                let (status, body) = self.health.answer();
+                let sees_reason = self.refuse(&request).is_none();
+                let (status, body) = self.health.answer(sees_reason);
                 plain(status, body)
             }
             "/metrics" => match self.refuse(&request) {

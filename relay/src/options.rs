@@ -60,13 +60,14 @@ Options:
   --grace SECONDS          time that requests in flight get to end by
                            themselves after SIGTERM (default 10)
   --http ADDRESS:PORT      answer GET /healthz there: 200 while it delivers,
-                           else 503 with the reason; and GET /metrics for
-                           Prometheus, where the role has the level read too
+                           else 503; and GET /metrics for Prometheus, if the
+                           role has the level read too
   --page                   also serve the page, at / of --http
-  --token-file FILE        give metrics and page only to those who give the
-                           token that the file has (or WEBHOOK_RELAY_TOKEN):
-                           as Bearer, or as the password of any user; beyond
-                           loopback nobody gets them without
+  --token-file FILE        give metrics, page and the reason of a 503 only to
+                           clients that send the token that the file has (or
+                           WEBHOOK_RELAY_TOKEN): as Bearer, or as the password
+                           of any user; beyond loopback no client gets them
+                           without
   --log-format FORMAT      lines (default) or json
 
 Where the relay may connect to. The database has rules of its own

@@ -1,13 +1,15 @@
 //! How a relay is, as people, probes and service managers learn it.
 
 use std::collections::VecDeque;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
-use webhook_e2e::looking::get;
+use webhook_e2e::directory::ServerDirectory;
+use webhook_e2e::looking::{get, role_with};
 use webhook_e2e::relay::ServiceManager;
 use webhook_e2e::{Cluster, Looking, Receiver, Relay, port, wait};
 use webhook_engine::allow_open_files;
@@ -16,9 +18,13 @@ use super::upgrading::of_protocol;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 
-/// Status and body.
+/// Status and body, for a client that may see figures.
 fn ask(port: u16) -> Option<(u16, Value)> {
-    let answer = get(port, "/healthz", &[("host", "relay")])?;
+    ask_with(port, &[("host", "localhost")])
+}
+
+fn ask_with(port: u16, headers: &[(&str, &str)]) -> Option<(u16, Value)> {
+    let answer = get(port, "/healthz", headers)?;
     Some((answer.status, serde_json::from_str(&answer.body).ok()?))
 }
 
@@ -69,6 +75,57 @@ fn healthz_says_whether_the_relay_delivers_and_why_not() {
         levels.collect::<Vec<_>>().contains(&"WARNING".to_owned()),
         "{log}"
     );
+}
+
+#[test]
+fn a_client_without_the_token_sees_the_state_alone() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("anonymous");
+    let role = format!("relay_of_{}", database.name());
+    let connection = role_with(cluster, &database, &["relay"]);
+    let directory = ServerDirectory::create("e2e");
+    let file = directory.join("token");
+    fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("it can be written");
+    let file = file.display().to_string();
+    let looking = Looking::start(&connection, &["--token-file", &file]);
+    let anonymous = [("host", "localhost")];
+    let wrong = ("authorization", "Bearer 0123456789abcdef0123456789abcdee");
+    let right = ("authorization", "Bearer 0123456789abcdef0123456789abcdef");
+    let others = [&anonymous[..], &[("host", "localhost"), wrong]];
+    let delivering = json!({"state": "delivering"});
+    for headers in others {
+        wait::until("the relay to deliver", || {
+            match ask_with(looking.port, headers) {
+                Some((200, body)) if body == delivering => Ok(()),
+                seen => Err(seen),
+            }
+        });
+    }
+
+    // The role is refused before its session ends, or the relay could be back at once.
+    database.execute(&format!("ALTER ROLE {role} NOLOGIN"));
+    database.execute(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
+    ));
+    let waiting = |headers: &[(&str, &str)]| {
+        wait::until("the relay to be without a connection", || {
+            match ask_with(looking.port, headers) {
+                Some((503, body)) => Ok(body),
+                seen => Err(seen),
+            }
+        })
+    };
+    wait::until("the server's words", || {
+        let body = waiting(&[("host", "localhost"), right]).to_string();
+        if body.contains(&role) {
+            Ok(())
+        } else {
+            Err(body)
+        }
+    });
+    for headers in others {
+        assert_eq!(waiting(headers), json!({"state": "waiting"}));
+    }
 }
 
 /// A connection from this address of loopback, which is another client to the relay.
