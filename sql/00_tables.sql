@@ -137,7 +137,8 @@ CREATE TABLE webhook.event (
     payload_bytes   int                         -- as text; null where a person has written the row
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
 
--- Each key stands for an event within webhook.idempotency_window. The empty text stands for no tenant.
+-- Each key stands for an event within webhook.idempotency_window. It is a hash, so that nothing of a redacted event is here
+-- while its key still counts. The empty text stands for no tenant.
 CREATE TABLE webhook.idempotency (
     tenant     text        COLLATE "C" NOT NULL,
     key        text        COLLATE "C" NOT NULL,

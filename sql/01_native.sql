@@ -47,8 +47,8 @@ CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     AS 'MODULE_PATHNAME', 'is_private_key_wrapper';
 
 -- The reason why the settings of this server forbid a URL, as far as it is known without resolving the host; null if they
--- allow it.
-CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
+-- allow it. An endpoint that has a tenant may reach other networks than one that has none.
+CREATE OR REPLACE FUNCTION webhook.url_problem(url text, has_tenant boolean) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
     AS 'MODULE_PATHNAME', 'url_problem_wrapper';
 

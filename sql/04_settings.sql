@@ -9,6 +9,7 @@ CREATE OR REPLACE FUNCTION webhook.setting(name text) RETURNS text
         WHEN 'enabled' THEN 'on'
         WHEN 'site' THEN ''
         WHEN 'allow_networks' THEN ''
+        WHEN 'tenant_networks' THEN ''
         WHEN 'deny_networks' THEN ''
         WHEN 'allow_ports' THEN '80, 443, 1024-65535'
         WHEN 'require_https' THEN 'public'

@@ -30,10 +30,10 @@ ALTER TABLE webhook.endpoint ALTER COLUMN origin SET DEFAULT webhook.origin();
 
 -- Functions check the URL that a person gives. A restore is not checked: another server may have other settings, and the
 -- sender judges every attempt again.
-CREATE OR REPLACE FUNCTION webhook.require_permitted_url(url text) RETURNS void
+CREATE OR REPLACE FUNCTION webhook.require_permitted_url(url text, tenant text) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    problem text := webhook.url_problem(url);
+    problem text := webhook.url_problem(url, tenant IS NOT NULL);
 BEGIN
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem,
@@ -231,8 +231,8 @@ BEGIN
     IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
         PERFORM webhook.require_policy(NEW.policy);
     END IF;
-    IF TG_OP = 'UPDATE' AND NEW.url <> OLD.url THEN
-        PERFORM webhook.require_permitted_url(NEW.url);
+    IF TG_OP = 'UPDATE' AND (NEW.url <> OLD.url OR (NEW.tenant IS NULL) <> (OLD.tenant IS NULL)) THEN
+        PERFORM webhook.require_permitted_url(NEW.url, NEW.tenant);
     END IF;
     IF TG_OP = 'UPDATE' AND NEW.id <> OLD.id THEN
         RAISE EXCEPTION 'the id of an endpoint cannot be changed' USING ERRCODE = 'invalid_parameter_value',
@@ -358,7 +358,7 @@ BEGIN
             ON CONFLICT (tenant, name) DO NOTHING;
             IF FOUND THEN
                 is_new := true;
-                PERFORM webhook.require_permitted_url(set_endpoint.url);
+                PERFORM webhook.require_permitted_url(set_endpoint.url, webhook.address_tenant(endpoint));
             END IF;
             CONTINUE;
         END IF;

@@ -26,6 +26,11 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether the secret is whsec_ and base64.
+CREATE OR REPLACE FUNCTION webhook.is_shared_secret(secret text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    RETURN secret ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$';
+
 -- The message never contains the secret.
 CREATE OR REPLACE FUNCTION webhook.require_secret(secret text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -34,7 +39,7 @@ BEGIN
         PERFORM webhook.require_private_key(secret);
     ELSIF starts_with(secret, 'hmac_') THEN
         PERFORM webhook.require_hmac_secret(substr(secret, 6));
-    ELSIF (secret ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
+    ELSIF (webhook.is_shared_secret(secret)
         AND octet_length(decode(substr(secret, 7), 'base64')) BETWEEN 24 AND 64) IS NOT TRUE THEN
         RAISE EXCEPTION 'signing secret is not valid' USING ERRCODE = 'invalid_parameter_value',
             DETAIL = 'A secret is whsec_ followed by 24 to 64 bytes in base64; a private key is whsk_ followed by 64.',
@@ -42,12 +47,23 @@ BEGIN
     END IF;
 END $$;
 
--- The key of a secret's HMAC, in base64; null for a private key. It decodes nothing: a secret that got past the checks must
--- not raise an error here, since the sender asks for the secrets of many endpoints at once.
-CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS text
-    LANGUAGE sql IMMUTABLE STRICT
-    RETURN CASE left(secret, 5) WHEN 'whsec' THEN substr(secret, 7)
-                                WHEN 'hmac_' THEN translate(encode(convert_to(substr(secret, 6), 'UTF8'), 'base64'), E'\n', '') END;
+-- The key of a secret's HMAC; null for a private key. Different secrets may have the same key: HMAC-SHA256 hashes a key of
+-- more than 64 bytes, its block, and fills a shorter one with zeros. A secret that is not valid, in a row that was written
+-- past the checks, is no key.
+CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS bytea
+    LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    block_size CONSTANT int := 64;
+    key bytea := CASE
+        WHEN starts_with(secret, 'hmac_') THEN convert_to(substr(secret, 6), 'UTF8')
+        WHEN webhook.is_shared_secret(secret) THEN decode(substr(secret, 7), 'base64')
+    END;
+BEGIN
+    IF octet_length(key) > block_size THEN
+        key := sha256(key);
+    END IF;
+    RETURN rtrim(key, decode('00', 'hex'));
+END $$;
 
 -- This refuses a value before the table does, whose messages would show the secret. A header carries a signature by each
 -- secret, and some receivers limit the length of a header.

@@ -114,6 +114,13 @@ CREATE OR REPLACE FUNCTION webhook.max_payload() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN pg_size_bytes(webhook.setting('max_payload'));
 
+-- The form of a key that can be compared when its text must not be kept; a hash stays as it is. The key's bytes are those of
+-- the database's encoding.
+CREATE OR REPLACE FUNCTION webhook.key_hash(key text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN CASE WHEN key ~ '^sha256:[0-9a-f]{64}$' THEN key
+                ELSE 'sha256:' || encode(sha256(convert_to(key, getdatabaseencoding())), 'hex') END;
+
 -- Returns the events that the keys stand for, in their order. A new key stands for the event in the same place of the other
 -- array, a known one for an earlier event. A null has its own event; a key that is there twice stands for the event of its
 -- first place.
@@ -127,6 +134,7 @@ CREATE OR REPLACE FUNCTION webhook.take_keys(key_tenant text, keys text[], new_e
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     tenant_or_none text := coalesce(key_tenant, '');
+    hashes text[] := ARRAY(SELECT webhook.key_hash(k.key) FROM unnest(keys) WITH ORDINALITY AS k (key, ordinal) ORDER BY k.ordinal);
     valid_since timestamptz := clock_timestamp() - webhook.setting('idempotency_window')::interval;
     wanted_keys text[];                     -- keys that stand for no event yet, in order, each once
     wanted_ids uuid[];
@@ -137,7 +145,7 @@ DECLARE
 BEGIN
     SELECT array_agg(w.key), array_agg(w.id) INTO wanted_keys, wanted_ids
     FROM (SELECT DISTINCT ON (k.key COLLATE "C") k.key, k.id
-          FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, ordinal)
+          FROM unnest(hashes, new_event_ids) WITH ORDINALITY AS k (key, id, ordinal)
           WHERE k.key IS NOT NULL
           ORDER BY k.key COLLATE "C", k.ordinal) w;
 
@@ -184,7 +192,7 @@ BEGIN
     END LOOP;
 
     RETURN ARRAY(SELECT coalesce(t.id, k.id)
-                 FROM unnest(keys, new_event_ids) WITH ORDINALITY AS k (key, id, ordinal)
+                 FROM unnest(hashes, new_event_ids) WITH ORDINALITY AS k (key, id, ordinal)
                  LEFT JOIN unnest(taken, taken_ids) AS t (key, id) ON t.key = k.key
                  ORDER BY k.ordinal);
 END $$;

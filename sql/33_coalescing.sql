@@ -41,22 +41,24 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a newer delivery waits, is in flight or has been sent. It has the settings of the caller, which asks for row after
--- row.
+-- Whether a newer delivery waits, is in flight or has been sent. A redacted one that was sent has the hash of its key. It has
+-- the settings of the caller, which asks for row after row.
 CREATE OR REPLACE FUNCTION webhook.is_superseded(q webhook.delivery_queue) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     of_tenant text;
+    sent_keys text[];
 BEGIN
     IF q.coalesce_key IS NULL THEN
         RETURN false;
     END IF;
+    sent_keys := ARRAY[q.coalesce_key, webhook.key_hash(q.coalesce_key)];
     of_tenant := (SELECT v.tenant FROM webhook.event v WHERE v.id = q.event_id);
     RETURN EXISTS (SELECT FROM webhook.delivery_queue newer
                    WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = q.coalesce_key AND newer.event_id > q.event_id
                      AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant)
         OR EXISTS (SELECT FROM webhook.delivery_history newer
-                   WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = q.coalesce_key AND newer.event_id > q.event_id
+                   WHERE newer.endpoint_id = q.endpoint_id AND newer.coalesce_key = ANY (sent_keys) AND newer.event_id > q.event_id
                      AND newer.status = 'SENT'
                      AND (SELECT v.tenant FROM webhook.event v WHERE v.id = newer.event_id) IS NOT DISTINCT FROM of_tenant);
 END $$;

@@ -233,7 +233,7 @@ CREATE OR REPLACE FUNCTION webhook.route_stamp(endpoint_id int, endpoint_version
 -- How to reach these endpoints, and in which format.
 CREATE OR REPLACE FUNCTION webhook.routes(endpoint_ids int[])
     RETURNS TABLE (endpoint_id int, url text, headers jsonb, secrets text[], connect_timeout_ms int, timeout_ms int,
-                   format text, template text, source text, stamp text, hmac_secrets text[])
+                   format text, template text, source text, stamp text, hmac_secrets text[], has_tenant boolean)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
@@ -244,7 +244,7 @@ BEGIN
            (date_part('epoch', (shared.policy).timeout) * 1000)::int,
            e.format, e.template::text, CASE e.format WHEN 'cloudevents' THEN webhook.event_source() END,
            (SELECT s.stamp FROM webhook.route_stamp(e.id, e.xmin, e.policy, e.format) s),
-           CASE WHEN webhook.has_signatures(e.headers) THEN webhook.hmac_secrets(e.id) END
+           CASE WHEN webhook.has_signatures(e.headers) THEN webhook.hmac_secrets(e.id) END, e.tenant IS NOT NULL
     -- Read each policy once.
     FROM (SELECT webhook.policy_of(e.policy) AS policy, array_agg(e.id) AS endpoint_ids
           FROM webhook.endpoint e WHERE e.id = ANY (endpoint_ids) GROUP BY e.policy OFFSET 0) shared

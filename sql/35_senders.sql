@@ -169,7 +169,8 @@ BEGIN
         'poll_interval_ms', (extract(epoch FROM webhook.setting('poll_interval')::interval) * 1000)::bigint,
         'stale_after_ms', (extract(epoch FROM webhook.setting('stale_after')::interval) * 1000)::bigint,
         'longest_silence_ms', (extract(epoch FROM webhook.longest_silence()) * 1000)::bigint,
-        'allow_networks', webhook.setting('allow_networks'), 'deny_networks', webhook.setting('deny_networks'),
+        'allow_networks', webhook.setting('allow_networks'), 'tenant_networks', webhook.setting('tenant_networks'),
+        'deny_networks', webhook.setting('deny_networks'),
         'allow_ports', webhook.setting('allow_ports'), 'require_https', webhook.setting('require_https'));
 END $$;
 

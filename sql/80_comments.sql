@@ -99,7 +99,7 @@ COMMENT ON ROUTINE webhook.header_template_problem IS
 COMMENT ON ROUTINE webhook.header_value_problem IS
     'The problem of the template of one header, and the remedy; no row if there is none.';
 COMMENT ON ROUTINE webhook.has_session IS 'Whether the session of this sender lasts.';
-COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, in base64; null of a private key.';
+COMMENT ON ROUTINE webhook.hmac_key IS 'The key of a secret''s HMAC, as HMAC normalises it; null for a private key.';
 COMMENT ON ROUTINE webhook.hmac_secrets IS
     'The valid secrets of signatures in headers, newest first; makes one where there is none.';
 COMMENT ON ROUTINE webhook.holders IS 'The roles that have a level.';
@@ -114,6 +114,7 @@ COMMENT ON ROUTINE webhook.is_sender_alive IS
 COMMENT ON ROUTINE webhook.is_of_replay IS 'Whether a run of webhook_replay_all() selects a delivery.';
 COMMENT ON ROUTINE webhook.is_preloaded IS 'Whether the library is in shared_preload_libraries.';
 COMMENT ON ROUTINE webhook.is_private_key IS 'Whether a private key has the public key that belongs to it.';
+COMMENT ON ROUTINE webhook.is_shared_secret IS 'Whether a secret is whsec_ and base64.';
 COMMENT ON ROUTINE webhook.is_skipped IS 'Whether the policy when_open = skip cancels a delivery.';
 COMMENT ON ROUTINE webhook.is_superseded IS
     'Whether a newer delivery of the same coalesce key waits, is in flight or was sent.';
@@ -123,6 +124,7 @@ COMMENT ON ROUTINE webhook.judge IS
     'Judges an outcome once: verdict, new status, next attempt and reason code.';
 COMMENT ON ROUTINE webhook.judge_late IS 'Judges an outcome whose claim is over.';
 COMMENT ON ROUTINE webhook.judgement IS 'The meaning of an outcome for its delivery.';
+COMMENT ON ROUTINE webhook.key_hash IS 'The form of a key that can be compared when its text must not be kept.';
 COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and the disk space of its deliveries.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders that may send.';
@@ -194,7 +196,7 @@ COMMENT ON ROUTINE webhook.recall_routes IS
 COMMENT ON ROUTINE webhook.recognise_installation IS
     'Gives the installation a new id where the server is another one.';
 COMMENT ON ROUTINE webhook.redact IS
-    'Deletes the payload of an event and the answers to it from every table.';
+    'Deletes the payload and the keys of an event and the answers to it from every table.';
 COMMENT ON ROUTINE webhook.refuse_null_payload IS 'Raises the error for a payload that is null.';
 COMMENT ON ROUTINE webhook.refuse_size IS 'Raises the error for a payload that is too large.';
 COMMENT ON ROUTINE webhook.refuse_tenant IS 'Raises the error for a tenant that is not valid.';
@@ -203,6 +205,8 @@ COMMENT ON ROUTINE webhook.release_lost IS 'Requeues claims of a lost worker; th
 COMMENT ON ROUTINE webhook.remember_removed_endpoint IS 'Trigger: notes the removal of an endpoint.';
 COMMENT ON ROUTINE webhook.remember_routes IS 'Lets this session remember the routes of an event type.';
 COMMENT ON ROUTINE webhook.remove_endpoint IS 'The work of webhook_remove_endpoint().';
+COMMENT ON ROUTINE webhook.remove_keys IS
+    'Removes the keys of an event''s finished deliveries; returns how many had one.';
 COMMENT ON ROUTINE webhook.render_request IS 'The request that an attempt would send now.';
 COMMENT ON ROUTINE webhook.renew_grants IS 'Gives roles the new rights of their levels, after an upgrade.';
 COMMENT ON ROUTINE webhook.renew_levels IS 'The work of webhook.renew_grants().';
@@ -380,13 +384,13 @@ COMMENT ON COLUMN webhook.event.id IS
 COMMENT ON COLUMN webhook.event.tenant IS 'The tenant; null for none.';
 COMMENT ON COLUMN webhook.event.event_type IS 'The type of the event.';
 COMMENT ON COLUMN webhook.event.payload IS 'The payload as it was emitted.';
-COMMENT ON COLUMN webhook.event.idempotency_key IS 'Key that it was emitted with.';
+COMMENT ON COLUMN webhook.event.idempotency_key IS 'Key that it was emitted with; null after webhook_redact().';
 COMMENT ON COLUMN webhook.event.created_at IS 'When it was emitted.';
 COMMENT ON COLUMN webhook.event.redacted_at IS 'When its payload was deleted.';
 COMMENT ON COLUMN webhook.event.payload_bytes IS 'Size of the payload as JSON text.';
 
 COMMENT ON COLUMN webhook.idempotency.tenant IS 'The tenant; empty for none.';
-COMMENT ON COLUMN webhook.idempotency.key IS 'Key that stands for the event.';
+COMMENT ON COLUMN webhook.idempotency.key IS 'Hash of the key that stands for the event: webhook.key_hash().';
 COMMENT ON COLUMN webhook.idempotency.event_id IS 'The id of the event.';
 COMMENT ON COLUMN webhook.idempotency.created_at IS 'When the event was emitted.';
 

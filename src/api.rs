@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::{ContextV7, Timestamp};
 use webhook_delivery::template::{Problem, Template};
-use webhook_delivery::{Attempt, Format, Header, Key, Route};
+use webhook_delivery::{Attempt, EndpointOwner, Format, Header, Key, Route};
 
 #[pg_extern(sql = false)]
 fn new_id() -> pgrx::Uuid {
@@ -73,8 +73,10 @@ fn renew_grants() {
 }
 
 #[pg_extern(sql = false)]
-fn url_problem(url: &str) -> Option<String> {
-    settings::network().judge_url(url).err()
+fn url_problem(url: &str, has_tenant: bool) -> Option<String> {
+    settings::network()
+        .judge_url(EndpointOwner::new(has_tenant), url)
+        .err()
 }
 
 #[pg_extern(sql = false)]
@@ -162,6 +164,8 @@ fn render_request(
         payload,
         route: Arc::new(Route {
             endpoint_id: 0,
+            // Nothing is dialled.
+            owner: EndpointOwner::Tenant,
             url,
             headers: (header_names.iter().zip(&header_values))
                 .map(|(name, value)| Header::new(name, value))

@@ -120,9 +120,7 @@ unsafe fn before(node: *mut pg_sys::Node) {
         {
             wake::launcher_at_end();
         }
-        if is_a(node, pg_sys::NodeTag::T_AlterDatabaseSetStmt)
-            || is_a(node, pg_sys::NodeTag::T_AlterRoleSetStmt)
-        {
+        if changes_settings(node) {
             wake::settings_at_commit();
         }
         if let Some(database) = database {
@@ -130,6 +128,30 @@ unsafe fn before(node: *mut pg_sys::Node) {
         }
         uninstall::before(node);
         keep_our_schema(node);
+    }
+}
+
+/// Whether a worker may have other settings afterwards. Every role may alter itself, so other roles do not count.
+unsafe fn changes_settings(node: *mut pg_sys::Node) -> bool {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the cast follows the node's tag. ALTER ROLE ALL has no role.
+    unsafe {
+        match (*node).type_ {
+            T_AlterDatabaseSetStmt => true,
+            T_AlterRoleSetStmt => {
+                let role = (*node.cast::<pg_sys::AlterRoleSetStmt>()).role;
+                role.is_null() || is_owner(role)
+            }
+            _ => false,
+        }
+    }
+}
+
+unsafe fn is_owner(role: *const pg_sys::RoleSpec) -> bool {
+    // SAFETY: the caller's role is valid. The server refuses PUBLIC with an error of its own.
+    unsafe {
+        (*role).roletype != pg_sys::RoleSpecType::ROLESPEC_PUBLIC
+            && owner::find().is_some_and(|owner| pg_sys::get_rolespec_oid(role, true) == owner)
     }
 }
 
@@ -162,7 +184,12 @@ unsafe fn changes_rights(node: *mut pg_sys::Node) -> bool {
     // SAFETY: each cast follows the node's tag.
     unsafe {
         match (*node).type_ {
-            T_AlterRoleStmt | T_GrantRoleStmt => true,
+            // ALTER GROUP is one of them.
+            T_AlterRoleStmt => {
+                let alter = &*node.cast::<pg_sys::AlterRoleStmt>();
+                is_owner(alter.role) || option(alter.options, c"rolemembers").is_some()
+            }
+            T_GrantRoleStmt => true,
             T_GrantStmt => {
                 (*node.cast::<pg_sys::GrantStmt>()).objtype == pg_sys::ObjectType::OBJECT_DATABASE
             }

@@ -29,6 +29,7 @@ pub enum HttpsRequired {
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SITE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOW_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static TENANT_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static DENY_NETWORKS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOW_PORTS: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"80, 443, 1024-65535"));
@@ -67,7 +68,7 @@ pub fn define() {
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
             c"webhook.allow_networks",
-            c"Networks of special purpose that endpoints may be in, such as 10.0.0.0/8, fd00::/8.",
+            c"Networks of special purpose that endpoints without a tenant may be in, such as 10.0.0.0/8, fd00::/8.",
             c"Public addresses need not be listed. Without an entry no private, local or own address is dialled.",
             &ALLOW_NETWORKS,
             GucContext::Sighup,
@@ -77,9 +78,20 @@ pub fn define() {
             None,
         );
         GucRegistry::define_string_guc_with_hooks(
+            c"webhook.tenant_networks",
+            c"Networks of special purpose that endpoints of tenants may be in.",
+            c"What webhook.allow_networks lists is not open to them.",
+            &TENANT_NETWORKS,
+            GucContext::Sighup,
+            GucFlags::default(),
+            Some(check_networks),
+            None,
+            None,
+        );
+        GucRegistry::define_string_guc_with_hooks(
             c"webhook.deny_networks",
             c"Networks that no endpoint may be in, public or not.",
-            c"Takes precedence over webhook.allow_networks.",
+            c"Takes precedence over webhook.allow_networks and webhook.tenant_networks.",
             &DENY_NETWORKS,
             GucContext::Sighup,
             GucFlags::default(),
@@ -102,7 +114,7 @@ pub fn define() {
     GucRegistry::define_enum_guc(
         c"webhook.require_https",
         c"Where plain http is refused: on everywhere, public outside webhook.allow_networks, off nowhere.",
-        c"",
+        c"For endpoints of tenants, public is outside webhook.tenant_networks.",
         &REQUIRE_HTTPS,
         GucContext::Sighup,
         GucFlags::default(),
@@ -246,7 +258,8 @@ unsafe fn is_valid<T: FromStr<Err = String>>(value: *const c_char) -> bool {
             notice::refuse(
                 PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
                 format!("the settings of webhook are not valid: {problem}"),
-                "Correct webhook.allow_networks, webhook.deny_networks or webhook.allow_ports in the configuration.",
+                "Correct webhook.allow_networks, webhook.tenant_networks, webhook.deny_networks or webhook.allow_ports \
+                 in the configuration.",
             );
         }
         let problem = CString::new(problem).unwrap_or_default();
@@ -324,6 +337,7 @@ impl Settings {
 pub fn network() -> Network {
     Network {
         allow: parsed(&ALLOW_NETWORKS),
+        allow_tenants: parsed(&TENANT_NETWORKS),
         deny: parsed(&DENY_NETWORKS),
         ports: parsed(&ALLOW_PORTS),
         require_https: match REQUIRE_HTTPS.get() {

@@ -101,6 +101,8 @@ pub struct Slot {
     pub stopped_for: i32,
     /// Messages of commits, since the worker last took them.
     pub told: Told,
+    /// Whether a commit has changed settings of databases or roles since the worker last read them.
+    pub settings_changed: bool,
 }
 
 impl Slot {
@@ -122,6 +124,7 @@ impl Slot {
         failures: 0,
         stopped_for: 0,
         told: Told::NOTHING,
+        settings_changed: false,
     };
 
     pub fn say(&mut self, state: State, reason: &str) {
@@ -146,8 +149,6 @@ pub fn monotonic_now() -> Duration {
 #[derive(Clone, Copy)]
 pub struct Registry {
     pub launcher_proc: i32,
-    /// Commits so far that changed settings of databases or roles.
-    pub settings_changes: u64,
     /// Whether the launcher does not know of all databases whether they have the extension.
     pub survey_wanted: bool,
     /// The most workers at a time since there is no room for all; zero where there is.
@@ -164,7 +165,6 @@ impl Default for Registry {
     fn default() -> Self {
         Registry {
             launcher_proc: NO_PROC,
-            settings_changes: 0,
             survey_wanted: false,
             places: 0,
             unserved: 0,

@@ -97,10 +97,12 @@ pub fn prepared_committed() {
 
 fn settings_changed() {
     shmem::write(|registry| {
-        registry.settings_changes += 1;
-        registry
-            .slots()
-            .for_each(|slot| set_latch_of(slot.worker_proc));
+        for slot in registry.slots_mut() {
+            // A worker that has not read the settings since the last change is not woken for another.
+            if !std::mem::replace(&mut slot.settings_changed, true) {
+                set_latch_of(slot.worker_proc);
+            }
+        }
     });
 }
 

@@ -20,7 +20,7 @@ use crate::wake;
 use pgrx::prelude::*;
 use shortage::Shortage;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wait_set::WaitSet;
 use webhook_delivery::{Pool, Roots, Setup};
 use webhook_engine::{
@@ -36,6 +36,9 @@ const GRACE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_millis(4500);
 /// A worker that sleeps no longer than this is busy.
 const SHORT: Duration = Duration::from_millis(100);
+/// The least time between two reads of the settings of database and role: a role that changes them in a loop does not
+/// keep the worker busy.
+const SETTINGS_INTERVAL: Duration = Duration::from_secs(1);
 /// A database that has made room for others gets a worker after this time for its upkeep, if nothing is due and no
 /// commit wakes it before.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(60);
@@ -54,7 +57,7 @@ pub extern "C-unwind" fn webhook_worker_main(argument: pg_sys::Datum) {
     unsafe { pg_sys::on_shmem_exit(Some(detach), argument) };
     let session = Session {
         of_the_server: ServerSettings::note(),
-        changes_seen: shmem::read(|registry| registry.settings_changes),
+        read_at: None,
     };
     pg_compat::connect_worker_as(role, database);
     store::prepare_session();
@@ -99,6 +102,7 @@ fn attach(database: pg_sys::Oid) -> Option<pg_sys::Oid> {
         // The next worker is new, and looks at everything.
         *slot = Slot {
             told: Told::NOTHING,
+            settings_changed: false,
             at_work_since: None,
             is_idle: false,
             asked_for_room_at: None,
@@ -228,19 +232,35 @@ fn report_error(database: pg_sys::Oid, message: &str) {
 /// The settings that the worker has applied when it connected, or since.
 struct Session {
     of_the_server: ServerSettings,
-    changes_seen: u64,
+    /// When it last read them again; `None` if it has not since it connected.
+    read_at: Option<Instant>,
 }
 
 impl Session {
-    /// Applies settings of the database or the role that were changed since; says whether there were any.
-    fn apply_changes(&mut self) -> Result<bool, Trouble> {
-        let changes = shmem::read(|registry| registry.settings_changes);
-        if changes == self.changes_seen {
+    /// The time after which changed settings have to be read; `None` if nothing has changed.
+    fn next_read(&self, database: pg_sys::Oid) -> Option<Duration> {
+        let is_changed = |slot: &Slot| slot.settings_changed;
+        shmem::read(|registry| registry.slot(database).is_some_and(is_changed)).then(|| {
+            let since = self.read_at.map(|read_at| read_at.elapsed());
+            since.map_or(Duration::ZERO, |since| {
+                SETTINGS_INTERVAL.saturating_sub(since)
+            })
+        })
+    }
+
+    /// Applies settings of the database or the role that were changed since, if it is time; returns whether it did.
+    fn apply_changes(&mut self, database: pg_sys::Oid) -> Result<bool, Trouble> {
+        if self.next_read(database) != Some(Duration::ZERO) {
             return Ok(false);
         }
-        store::apply_settings(&self.of_the_server)?;
-        self.changes_seen = changes;
-        Ok(true)
+        // What is committed from here on is read the next time.
+        say(database, |slot| slot.settings_changed = false);
+        self.read_at = Some(Instant::now());
+        let applied = store::apply_settings(&self.of_the_server);
+        if applied.is_err() {
+            say(database, |slot| slot.settings_changed = true);
+        }
+        applied.map(|()| true)
     }
 }
 
@@ -336,6 +356,8 @@ impl Worker {
     /// Sleeps until a commit, an outcome, a signal, or the end of the pause; says whether it is to stop.
     fn wait(&mut self, pause: Duration) -> bool {
         let pause = self.shortage.pause(pause);
+        let next_read = self.session.next_read(self.database);
+        let pause = next_read.map_or(pause, |next_read| pause.min(next_read));
         if pause > SHORT {
             store::flush_statistics();
             self.shortage.give_back_memory(self.engine.in_flight());
@@ -347,10 +369,13 @@ impl Worker {
             self.hear();
         }
         serve_interrupts();
-        let is_changed = self.session.apply_changes().unwrap_or_else(|trouble| {
-            report_error(self.database, &trouble.message);
-            false
-        });
+        let is_changed = self
+            .session
+            .apply_changes(self.database)
+            .unwrap_or_else(|trouble| {
+                report_error(self.database, &trouble.message);
+                false
+            });
         if settings::reload_if_asked() || is_changed {
             self.settings = Settings::current();
             self.engine.configure(config(&self.settings));

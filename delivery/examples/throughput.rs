@@ -10,7 +10,7 @@ use std::{env, io, mem};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Format, Key, Network, Pool, Roots, Route, Setup};
+use webhook_delivery::{Attempt, EndpointOwner, Format, Key, Network, Pool, Roots, Route, Setup};
 
 fn main() -> io::Result<()> {
     if env::args().nth(1).as_deref() == Some("serve") {
@@ -37,6 +37,7 @@ fn main() -> io::Result<()> {
 fn measure(address: &str, requests: usize, in_flight: usize) -> io::Result<()> {
     let route = Arc::new(Route {
         endpoint_id: 1,
+        owner: EndpointOwner::Installation,
         url: format!("http://{address}/hook"),
         headers: Vec::new(),
         format: Format::Raw,

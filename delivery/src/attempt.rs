@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use crate::address_guard::EndpointOwner;
 use crate::body::Format;
 use crate::failure::Failure;
 use crate::header::Header;
@@ -20,6 +21,8 @@ pub struct Key {
 /// How to reach one endpoint. Not `Debug`: URL, headers, template and secrets are credentials.
 pub struct Route {
     pub endpoint_id: i32,
+    /// The endpoint's own, not the event's: an event of a tenant goes to endpoints without a tenant too.
+    pub owner: EndpointOwner,
     pub url: String,
     pub headers: Vec<Header>,
     pub format: Format,

@@ -13,7 +13,7 @@ use rustls::pki_types::ServerName;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use crate::address_guard::{AddressGuard, is_https, literal, port};
+use crate::address_guard::{AddressGuard, EndpointOwner, is_https, literal, port};
 use crate::attempt::{Attempt, Response, Route};
 use crate::connection::Connection;
 use crate::failure::{Failure, FailureKind};
@@ -62,7 +62,7 @@ impl Client {
         let route = &*attempt.route;
         let uri = request::parse_url(&route.url)?;
         let connect_by = after(route.connect_timeout);
-        let addresses = self.addresses(&uri, connect_by).await?;
+        let addresses = self.addresses(route.owner, &uri, connect_by).await?;
         let request = render(attempt)?;
 
         let origin =
@@ -111,13 +111,18 @@ impl Client {
 
     /// The addresses of the host, all permitted. They are asked for each request, also for one that will find an idle
     /// connection: no request passes unjudged.
-    async fn addresses(&self, uri: &Uri, deadline: Instant) -> Result<Vec<IpAddr>, Failure> {
+    async fn addresses(
+        &self,
+        owner: EndpointOwner,
+        uri: &Uri,
+        deadline: Instant,
+    ) -> Result<Vec<IpAddr>, Failure> {
         let host = uri.host().unwrap_or_default();
         let addresses = match literal(host) {
             Some(address) => vec![address],
             None => Box::pin(self.resolver.addresses(host, deadline)).await?,
         };
-        self.guard.judge(uri, &addresses)?;
+        self.guard.judge(owner, uri, &addresses)?;
         Ok(addresses)
     }
 

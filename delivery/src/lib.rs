@@ -29,7 +29,7 @@ pub mod fuzzing {
     pub use crate::client::{EXCERPT, excerpt, wait_asked_for};
 }
 
-pub use address_guard::{Network, Networks, Ports, RequireHttps};
+pub use address_guard::{EndpointOwner, Network, Networks, Ports, RequireHttps};
 pub use attempt::{Attempt, Key, Outcome, Response, Route};
 pub use body::Format;
 pub use failure::{Failure, FailureKind};

@@ -11,7 +11,7 @@ use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use uuid::Uuid;
 
-use crate::address_guard::{Network, Networks, RequireHttps};
+use crate::address_guard::{EndpointOwner, Network, Networks, RequireHttps};
 use crate::attempt::{Attempt, Key, Route};
 use crate::body::Format;
 
@@ -28,6 +28,7 @@ pub(crate) fn networks(text: &str) -> Networks {
 pub(crate) fn anywhere() -> Network {
     Network {
         allow: networks("0.0.0.0/0, ::/0"),
+        allow_tenants: networks("0.0.0.0/0, ::/0"),
         ports: "1-65535".parse().unwrap(),
         require_https: RequireHttps::Off,
         ..Network::default()
@@ -120,6 +121,7 @@ pub(crate) fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result
 pub(crate) fn route_to(url: impl Into<String>) -> Route {
     Route {
         endpoint_id: 1,
+        owner: EndpointOwner::Installation,
         url: url.into(),
         headers: Vec::new(),
         format: Format::Standard,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Format, Header, Key, Route};
+use webhook_delivery::{Attempt, EndpointOwner, Format, Header, Key, Route};
 
 use crate::figures::Figures;
 use crate::known_routes::KnownRoutes;
@@ -445,6 +445,7 @@ type ReportedFinished = (i32, String, i32, i64, i64, i64);
 #[derive(Deserialize)]
 struct ReportedRoute {
     endpoint_id: i32,
+    has_tenant: bool,
     url: String,
     headers: BTreeMap<String, serde_json::Value>,
     secrets: Option<Vec<String>>,
@@ -517,6 +518,7 @@ impl From<ReportedRoute> for Route {
             |ms: Option<i32>| Duration::from_millis(ms.unwrap_or_default().max(1) as u64);
         Route {
             endpoint_id: route.endpoint_id,
+            owner: EndpointOwner::new(route.has_tenant),
             url: route.url,
             headers: route.headers.into_iter().map(header).collect(),
             format: Format::named(&route.format, route.template, route.source),

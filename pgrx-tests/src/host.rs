@@ -84,7 +84,8 @@ pub fn install_portable_by(relay: &str, cluster: &Cluster, database: &Database) 
     let address = cluster.address(cluster.port(), database.name());
     complete(install.env_clear().args(["install", &address]));
     database.execute(
-        "INSERT INTO webhook.settings VALUES ('allow_networks', '127.0.0.0/8, ::1'), ('allow_ports', '1-65535')",
+        "INSERT INTO webhook.settings VALUES ('allow_networks', '127.0.0.0/8, ::1'), ('tenant_networks', '127.0.0.0/8, ::1'),
+            ('allow_ports', '1-65535')",
     );
     database.add_test_policy();
 }

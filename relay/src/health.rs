@@ -63,7 +63,8 @@ impl Health {
         }
     }
 
-    pub fn answer(&self) -> (StatusCode, String) {
+    /// The reason may be the server's words, with names of roles, databases and hosts in them.
+    pub fn answer(&self, with_reason: bool) -> (StatusCode, String) {
         self.change(|condition| {
             let age = condition.last_turn.elapsed();
             let trouble = condition.trouble.clone();
@@ -78,7 +79,11 @@ impl Health {
             } else {
                 "waiting"
             };
-            let body = json!({"state": state, "reason": trouble, "in_flight": condition.in_flight});
+            let body = if with_reason {
+                json!({"state": state, "reason": trouble, "in_flight": condition.in_flight})
+            } else {
+                json!({"state": state})
+            };
             (status, format!("{body}\n"))
         })
     }

@@ -1,4 +1,5 @@
-//! HTTP: `/healthz` for everybody, `/metrics` and the page for clients that may see figures.
+//! HTTP: the relay's state at `/healthz` for every client; `/metrics`, the page, and the reason why the relay does not
+//! deliver for clients that may see figures.
 //!
 //! Figures are not for every program that reaches the port. Without a token the relay gives them on loopback alone,
 //! and only to requests that name it by an address or as localhost: a page that a browser has got from elsewhere
@@ -17,10 +18,11 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 
+use crate::connections::{Connections, Displaced, Place};
 use crate::figures::Refusal;
 use crate::health::Health;
 use crate::target::Target;
@@ -30,8 +32,9 @@ use crate::{log, metrics, page};
 /// The time that a client has for its request, and for the whole exchange.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-/// Connections at the same time. Each takes a socket that requests to endpoints could have.
-const MOST_CONNECTIONS: usize = 128;
+/// Connections that wait to be accepted. Beyond it the system drops a client's first packet, and the client tries again
+/// a second later: for a health check that is too late.
+const BACKLOG: u32 = 4096;
 /// A client that looks more often sees the same again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -80,7 +83,7 @@ impl Service {
         health: Health,
         target: Target,
     ) -> io::Result<()> {
-        let listener = runtime.block_on(TcpListener::bind(serving.address))?;
+        let listener = runtime.block_on(async { listen(serving.address) })?;
         let address = listener.local_addr()?;
         let page = match serving.page {
             true => format!(", and the page at http://{address}/"),
@@ -101,26 +104,39 @@ impl Service {
     }
 
     async fn accept(self: Arc<Service>, listener: TcpListener) {
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let connections = Connections::default();
         loop {
-            let place = Arc::clone(&room).acquire_owned().await;
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    let service = Arc::clone(&self);
-                    tokio::spawn(async move {
-                        let answer = service_fn(|request| service.respond(request));
-                        let connection = hyper::server::conn::http1::Builder::new()
-                            .keep_alive(false)
-                            .timer(TokioTimer::new())
-                            .header_read_timeout(ASK_WITHIN)
-                            .serve_connection(TokioIo::new(stream), answer);
-                        let _ = tokio::time::timeout(ANSWER_WITHIN, connection).await;
-                        drop(place);
-                    });
+                Ok((stream, peer)) => {
+                    let (place, displaced) = connections.enter(peer.ip());
+                    tokio::spawn(Arc::clone(&self).serve(stream, place, displaced));
+                    // A request that is there already is read before the next connection needs a place.
+                    tokio::task::yield_now().await;
                 }
-                // Accepting fails where no file descriptor is left, for one.
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                // The client has gone.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                // No file descriptor is left, for example.
+                Err(_) => {
+                    connections.close_one();
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
             }
+        }
+    }
+
+    async fn serve(self: Arc<Service>, stream: TcpStream, place: Place, displaced: Displaced) {
+        let answer = service_fn(|request| {
+            place.has_asked();
+            self.respond(request)
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .keep_alive(false)
+            .timer(TokioTimer::new())
+            .header_read_timeout(ASK_WITHIN)
+            .serve_connection(TokioIo::new(stream), answer);
+        tokio::select! {
+            _ = tokio::time::timeout(ANSWER_WITHIN, connection) => {}
+            _ = displaced => {}
         }
     }
 
@@ -133,7 +149,8 @@ impl Service {
         }
         Ok(match request.uri().path() {
             "/healthz" => {
-                let (status, body) = self.health.answer();
+                let sees_reason = self.refuse(&request).is_none();
+                let (status, body) = self.health.answer(sees_reason);
                 plain(status, body)
             }
             "/metrics" => match self.refuse(&request) {
@@ -189,6 +206,17 @@ impl Service {
             .insert(header::WWW_AUTHENTICATE, challenge);
         Some(refusal)
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// An address cannot be made to mean another host, unlike a name. The port is another one behind a tunnel.

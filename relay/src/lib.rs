@@ -12,6 +12,7 @@
 //! - `http` answers them, and serves `figures`: `metrics` for Prometheus, a `page` for people; a client of another
 //!   machine has a `token`
 
+mod connections;
 mod figures;
 mod health;
 mod http;

@@ -61,17 +61,19 @@ Options:
   --grace SECONDS          time that requests in flight get to end by
                            themselves after SIGTERM (default 10)
   --http ADDRESS:PORT      answer GET /healthz there: 200 while it delivers,
-                           else 503 with the reason; and GET /metrics for
-                           Prometheus, where the role has the level read too
+                           else 503; and GET /metrics for Prometheus, if the
+                           role has the level read too
   --page                   also serve the page, at / of --http
-  --token-file FILE        give metrics and page only to those who give the
-                           token that the file has (or WEBHOOK_RELAY_TOKEN):
-                           as Bearer, or as the password of any user; beyond
-                           loopback nobody gets them without
+  --token-file FILE        give metrics, page and the reason of a 503 only to
+                           clients that send the token that the file has (or
+                           WEBHOOK_RELAY_TOKEN): as Bearer, or as the password
+                           of any user; beyond loopback no client gets them
+                           without
   --log-format FORMAT      lines (default) or json
 
 Where the relay may connect to. The database has rules of its own
-(webhook.allow_networks and so on); a request is sent if both allow it:
+(webhook.allow_networks, webhook.tenant_networks for endpoints of tenants,
+and so on); a request is sent if both allow it:
   --allow-networks LIST    private and other special networks that endpoints
                            may be in, such as 10.0.0.0/8 (default: none)
   --deny-networks LIST     networks that no endpoint may be in
@@ -167,7 +169,10 @@ pub fn read(arguments: impl Iterator<Item = OsString>) -> Result<Command, String
             "page" if option == "page" => page = true,
             "token-file" => token_file = Some(PathBuf::from(value()?)),
             "log-format" => logs_json = is_json(&value()?)?,
-            "allow-networks" => network.allow = list(&name, &value()?)?,
+            "allow-networks" => {
+                network.allow = list(&name, &value()?)?;
+                network.allow_tenants = network.allow.clone();
+            }
             "deny-networks" => network.deny = list(&name, &value()?)?,
             "allow-ports" => network.ports = list(&name, &value()?)?,
             "require-https" => network.require_https = require_https(&value()?)?,

@@ -41,6 +41,8 @@ impl Settings {
             // A setting that cannot be read allows nothing.
             network: Network {
                 allow: (text("allow_networks").parse()).map_err(|_| invalid("allow_networks"))?,
+                allow_tenants: (text("tenant_networks").parse())
+                    .map_err(|_| invalid("tenant_networks"))?,
                 deny: (text("deny_networks").parse()).map_err(|_| invalid("deny_networks"))?,
                 ports: (text("allow_ports").parse::<Ports>())
                     .map_err(|_| invalid("allow_ports"))?,

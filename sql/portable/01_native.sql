@@ -89,7 +89,7 @@ CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     RETURN true;
 
 -- The relay judges addresses, with every attempt.
-CREATE OR REPLACE FUNCTION webhook.url_problem(url text) RETURNS text
+CREATE OR REPLACE FUNCTION webhook.url_problem(url text, has_tenant boolean) RETURNS text
     LANGUAGE sql STABLE STRICT PARALLEL SAFE
     RETURN NULL::text;
 
@@ -214,7 +214,7 @@ BEGIN
     RETURN CASE
         WHEN name = 'enabled' THEN CASE WHEN value::boolean IS NULL THEN 'it is on or off' END
         WHEN name = 'site' THEN CASE WHEN length(value) > 200 THEN 'it has at most 200 characters' END
-        WHEN name IN ('allow_networks', 'deny_networks') THEN (
+        WHEN name IN ('allow_networks', 'tenant_networks', 'deny_networks') THEN (
             SELECT CASE WHEN count(n::cidr) < count(*) THEN 'it is a list of networks such as 10.0.0.0/8, fd00::/8' END
             FROM unnest(string_to_array(nullif(btrim(value), ''), ',')) AS t (text), btrim(t.text) AS n)
         WHEN name = 'allow_ports' THEN (

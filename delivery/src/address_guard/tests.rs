@@ -5,12 +5,14 @@ use super::*;
 use crate::loopback::{anywhere, networks};
 use model::{IPV4, IPV6, is_forbidden, neighbours};
 
+use EndpointOwner::{Installation as INSTALLATION, Tenant as TENANT};
+
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
 fn verdict(network: &Network, text: &str) -> Result<(), String> {
-    let judged = network.judge_address(address(text));
+    let judged = network.judge_address(INSTALLATION, address(text));
     judged.map_err(|failure| {
         assert_eq!(failure.kind, FailureKind::Blocked);
         failure.message
@@ -18,7 +20,7 @@ fn verdict(network: &Network, text: &str) -> Result<(), String> {
 }
 
 fn refused(network: &Network, url: &str) -> String {
-    network.judge_url(url).expect_err(url)
+    network.judge_url(INSTALLATION, url).expect_err(url)
 }
 
 #[test]
@@ -30,7 +32,7 @@ fn every_special_range_is_forbidden_from_its_first_to_its_last_address_and_no_fu
             assert!(is_forbidden(address(inside)), "{inside}");
         }
         for edge in neighbours(address(first), address(last)) {
-            let allowed = network.judge_address(edge).is_ok();
+            let allowed = network.judge_address(INSTALLATION, edge).is_ok();
             assert_eq!(allowed, !is_forbidden(edge), "{edge}");
             seen[usize::from(allowed)] += 1;
         }
@@ -240,7 +242,7 @@ fn literals_are_judged_at_registration_in_every_spelling() {
             "{host}: {message}"
         );
         assert_eq!(
-            anywhere().judge_url(&format!("https://{host}/hook")),
+            anywhere().judge_url(INSTALLATION, &format!("https://{host}/hook")),
             Ok(())
         );
     }
@@ -249,7 +251,7 @@ fn literals_are_judged_at_registration_in_every_spelling() {
         "https://0x08080808:8443/",
         "https://[2606:4700::1111]/",
     ] {
-        assert_eq!(network.judge_url(public), Ok(()));
+        assert_eq!(network.judge_url(INSTALLATION, public), Ok(()));
     }
 }
 
@@ -257,7 +259,7 @@ fn literals_are_judged_at_registration_in_every_spelling() {
 fn a_name_is_judged_by_scheme_and_port_and_not_looked_up() {
     let network = Network::default();
     for url in ["https://localhost/", "https://a.invalid:8443/x"] {
-        assert_eq!(network.judge_url(url), Ok(()));
+        assert_eq!(network.judge_url(INSTALLATION, url), Ok(()));
     }
     for port in [1, 22, 25, 79, 81, 1023] {
         let message = refused(&network, &format!("https://a.invalid:{port}/"));
@@ -276,7 +278,10 @@ fn a_name_is_judged_by_scheme_and_port_and_not_looked_up() {
             "plain http is forbidden by webhook.require_https"
         );
     }
-    assert_eq!(only_https.judge_url("HTTPS://a.invalid/"), Ok(()));
+    assert_eq!(
+        only_https.judge_url(INSTALLATION, "HTTPS://a.invalid/"),
+        Ok(())
+    );
 }
 
 #[test]
@@ -285,10 +290,13 @@ fn plain_http_is_for_the_allowed_networks_unless_it_is_off() {
         allow: networks("10.0.0.0/8"),
         ..Network::default()
     };
-    assert_eq!(network.judge_url("http://10.0.0.1/"), Ok(()));
+    assert_eq!(network.judge_url(INSTALLATION, "http://10.0.0.1/"), Ok(()));
     // It may be a name of an allowed address.
-    assert_eq!(network.judge_url("http://a.invalid/"), Ok(()));
-    assert_eq!(network.judge_url("http://[::ffff:10.0.0.1]/"), Ok(()));
+    assert_eq!(network.judge_url(INSTALLATION, "http://a.invalid/"), Ok(()));
+    assert_eq!(
+        network.judge_url(INSTALLATION, "http://[::ffff:10.0.0.1]/"),
+        Ok(())
+    );
     assert_eq!(
         refused(&network, "http://8.8.8.8/"),
         "plain http to 8.8.8.8 is forbidden by webhook.require_https, as it is not in webhook.allow_networks"
@@ -296,12 +304,12 @@ fn plain_http_is_for_the_allowed_networks_unless_it_is_off() {
     let uri = "http://mixed.invalid/".parse().unwrap();
     let mixed = [address("10.0.0.1"), address("8.8.8.8")];
     assert_eq!(
-        network.judge(&uri, &mixed).unwrap_err().kind,
+        network.judge(INSTALLATION, &uri, &mixed).unwrap_err().kind,
         FailureKind::Blocked
     );
     network.require_https = RequireHttps::Off;
-    assert_eq!(network.judge_url("http://8.8.8.8/"), Ok(()));
-    assert_eq!(network.judge(&uri, &mixed), Ok(()));
+    assert_eq!(network.judge_url(INSTALLATION, "http://8.8.8.8/"), Ok(()));
+    assert_eq!(network.judge(INSTALLATION, &uri, &mixed), Ok(()));
 }
 
 #[test]
@@ -314,7 +322,7 @@ fn plain_http_is_refused_at_registration_where_it_can_never_be_sent() {
         );
     }
     network.require_https = RequireHttps::Off;
-    assert_eq!(network.judge_url("http://a.invalid/"), Ok(()));
+    assert_eq!(network.judge_url(INSTALLATION, "http://a.invalid/"), Ok(()));
 }
 
 #[test]
@@ -337,12 +345,14 @@ fn two_sets_of_rules_allow_what_both_allow() {
         deny: networks("198.41.0.4"),
         ports: "443, 8000-8999".parse().unwrap(),
         require_https: RequireHttps::Off,
+        ..Network::default()
     };
     let narrow = Network {
         allow: networks("10.1.0.0/16, 192.168.0.0/16, 172.16.0.0/12"),
         deny: networks("10.1.2.0/24"),
         ports: "80, 8500-9500".parse().unwrap(),
         require_https: RequireHttps::Public,
+        ..Network::default()
     };
     for both in [wide.within(&narrow), narrow.within(&wide)] {
         for (text, allowed) in [
@@ -361,6 +371,78 @@ fn two_sets_of_rules_allow_what_both_allow() {
         let ports = [80, 443, 8499, 8500, 8999, 9000].map(|port| both.ports.contain(port));
         assert_eq!(ports, [false, false, false, true, true, false]);
         assert_eq!(both.require_https, RequireHttps::Public);
+    }
+}
+
+#[test]
+fn endpoints_of_tenants_reach_what_is_opened_for_tenants_alone() {
+    let network = Network {
+        allow: networks("127.0.0.0/8, 10.0.0.0/8"),
+        allow_tenants: networks("10.1.0.0/16"),
+        deny: networks("10.1.2.0/24"),
+        ..Network::default()
+    };
+    for (url, of_installation, of_tenant) in [
+        ("http://127.0.0.1:5432/", true, false),
+        ("https://127.0.0.1:5432/", true, false),
+        ("https://[::ffff:127.0.0.1]/", true, false),
+        ("http://10.2.0.1/", true, false),
+        ("http://10.1.0.1/", true, true),
+        ("http://10.1.2.1/", false, false),
+        ("http://8.8.8.8/", false, false),
+        ("https://8.8.8.8/", true, true),
+        ("https://192.168.0.1/", false, false),
+    ] {
+        let judged = [INSTALLATION, TENANT].map(|owner| network.judge_url(owner, url).is_ok());
+        assert_eq!(judged, [of_installation, of_tenant], "{url}");
+    }
+    for own in if_addrs::get_if_addrs().unwrap() {
+        let judged = network.judge_address(TENANT, own.ip());
+        let is_opened = networks("10.1.0.0/16").contain(own.ip());
+        assert_eq!(judged.is_ok(), is_opened, "{}", own.ip());
+    }
+    let refused = |network: &Network, url| network.judge_url(TENANT, url).expect_err(url);
+    assert_eq!(
+        refused(&network, "https://127.0.0.1/"),
+        "127.0.0.1 is a loopback address, and not in webhook.tenant_networks"
+    );
+    assert_eq!(
+        refused(&network, "http://8.8.8.8/"),
+        "plain http to 8.8.8.8 is forbidden by webhook.require_https, as it is not in webhook.tenant_networks"
+    );
+    let shut = Network {
+        allow_tenants: Networks::default(),
+        ..network
+    };
+    assert_eq!(
+        refused(&shut, "http://a.invalid/"),
+        "plain http is forbidden by webhook.require_https outside webhook.tenant_networks, which is empty"
+    );
+}
+
+#[test]
+fn two_sets_of_rules_open_to_tenants_what_both_open_to_them() {
+    let database = Network {
+        allow: networks("10.0.0.0/8"),
+        allow_tenants: networks("10.1.0.0/16, 192.168.0.0/16"),
+        ..Network::default()
+    };
+    let relay = Network {
+        allow: networks("10.1.0.0/16, 127.0.0.1"),
+        allow_tenants: networks("10.1.0.0/16, 127.0.0.1"),
+        ..Network::default()
+    };
+    for both in [database.within(&relay), relay.within(&database)] {
+        for (text, of_installation, of_tenant) in [
+            ("10.1.0.1", true, true),
+            ("10.2.0.1", false, false),
+            ("192.168.0.1", false, false),
+            ("127.0.0.1", false, false),
+        ] {
+            let judged = [INSTALLATION, TENANT]
+                .map(|owner| both.judge_address(owner, address(text)).is_ok());
+            assert_eq!(judged, [of_installation, of_tenant], "{text}");
+        }
     }
 }
 

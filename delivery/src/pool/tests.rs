@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 
 use super::*;
+use crate::address_guard::EndpointOwner;
 use crate::attempt::Route;
 use crate::loopback::{
     self, OK, anywhere, attempt_on, attempt_to, hold, read_request, route_to, serve, serve_always,
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Guard<F>(F);
 
 impl<F: Fn() -> Result<(), Failure> + Send + Sync + 'static> AddressGuard for Guard<F> {
-    fn judge(&self, _: &Uri, _: &[IpAddr]) -> Result<(), Failure> {
+    fn judge(&self, _: EndpointOwner, _: &Uri, _: &[IpAddr]) -> Result<(), Failure> {
         self.0()
     }
 }

@@ -14,7 +14,9 @@ use std::time::Duration;
 use http::Uri;
 use libfuzzer_sys::fuzz_target;
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Format, Header, Key, Network, Networks, Route, preview};
+use webhook_delivery::{
+    Attempt, EndpointOwner, Format, Header, Key, Network, Networks, Route, preview,
+};
 
 fuzz_target!(|text: &str| {
     let mut lines = text.splitn(6, '\n');
@@ -22,7 +24,7 @@ fuzz_target!(|text: &str| {
     let (url, allowed, header, secret) = (next(), next(), next(), next());
     let (payload, template) = (next(), next());
 
-    if Network::default().judge_url(&url).is_ok() {
+    if (Network::default().judge_url(EndpointOwner::Installation, &url)).is_ok() {
         assert_public(&url);
     }
     if let Ok(allow) = allowed.parse::<Networks>() {
@@ -30,7 +32,10 @@ fuzz_target!(|text: &str| {
             allow,
             ..Network::default()
         };
-        let _ = network.judge_url(&url);
+        let _ = network.judge_url(EndpointOwner::Installation, &url);
+        if network.judge_url(EndpointOwner::Tenant, &url).is_ok() {
+            assert_public(&url);
+        }
     }
 
     let format = match template.as_str() {
@@ -109,6 +114,7 @@ fn attempt(
         },
         route: Arc::new(Route {
             endpoint_id: 1,
+            owner: EndpointOwner::Tenant,
             url,
             headers: header.into_iter().collect(),
             format,

@@ -21,6 +21,7 @@ max_connections = 100
 max_worker_processes = 40
 log_min_messages = info
 webhook.allow_networks = '127.0.0.0/8, ::1'
+webhook.tenant_networks = '127.0.0.0/8, ::1'
 webhook.allow_ports = '1-65535'
 ";
 

@@ -15,6 +15,7 @@ const LOOPBACK: &str = "127.0.0.0/8, ::1";
 fn as_installed() -> Cluster {
     Cluster::builder()
         .setting("webhook.allow_networks = ''")
+        .setting("webhook.tenant_networks = ''")
         .setting(&format!("webhook.allow_ports = '{PORTS}'"))
         .start()
 }
@@ -221,6 +222,7 @@ fn a_setting_that_makes_no_sense_is_refused_and_the_old_one_kept() {
             "\"loopback\" is not an address",
         ),
         ("allow_networks", "10.0.0.1/8", "the network is 10.0.0.0/8"),
+        ("tenant_networks", "10.0.0.1/8", "the network is 10.0.0.0/8"),
         ("deny_networks", "10.0.0.0/33", "\"10.0.0.0/33\""),
         ("deny_networks", "::fffe:0:0/95", "wider than ::ffff:0:0/96"),
         ("deny_networks", "10.0.0.0/8,,::1", "between two commas"),
@@ -265,7 +267,7 @@ fn as_installed_they_are_what_the_documentation_says() {
     let database = Cluster::shared().database("defaults");
     let defaults: Vec<String> = database.query_one_value(
         "SELECT array_agg(name || '=' || boot_val ORDER BY name) FROM pg_settings
-         WHERE name ~ '^webhook.(allow|deny|require|ca)_'",
+         WHERE name ~ '^webhook.(allow|tenant|deny|require|ca)_'",
     );
     let documented = [
         "webhook.allow_networks=",
@@ -273,6 +275,7 @@ fn as_installed_they_are_what_the_documentation_says() {
         "webhook.ca_file=",
         "webhook.deny_networks=",
         "webhook.require_https=public",
+        "webhook.tenant_networks=",
     ];
     assert_eq!(defaults, documented);
 }
@@ -282,6 +285,7 @@ fn nobody_sets_them_for_a_session_or_a_database() {
     let database = Cluster::shared().database("privileged");
     for setting in [
         "allow_networks",
+        "tenant_networks",
         "deny_networks",
         "allow_ports",
         "require_https",

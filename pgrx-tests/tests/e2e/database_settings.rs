@@ -1,14 +1,22 @@
 //! Settings of a database or of the worker's role reach the worker that runs.
 
+use std::time::Instant;
+
 use serde_json::json;
 use webhook_e2e::looking::role_with;
-use webhook_e2e::{Answer, Cluster, Database, Looking, Receiver, worker};
+use webhook_e2e::{Answer, Cluster, Database, Looking, Receiver, wait, worker};
 
 /// Where only commits wake the worker.
 fn woken_by_commits_alone() -> Cluster {
     Cluster::builder()
         .setting("webhook.poll_interval = '1h'")
         .start()
+}
+
+/// A worker reads changed settings once a second at most.
+#[track_caller]
+fn wait_until_it_logs_success(database: &Database, logs: bool, after: &str) {
+    wait::until_true(after, || logs_success(database) == logs);
 }
 
 /// Whether the worker logs an attempt that succeeds, as webhook.keep_attempts = all has it do.
@@ -65,7 +73,7 @@ fn a_setting_of_the_database_reaches_the_worker_that_runs() {
         elsewhere
             .batch_execute(&command.replace("{}", name))
             .unwrap();
-        assert_eq!(logs_success(&database), logs, "{command}");
+        wait_until_it_logs_success(&database, logs, command);
     }
 
     receiver.release("/slow");
@@ -96,15 +104,15 @@ fn a_setting_that_is_reset_has_the_value_of_the_server_again() {
 
     let reset = format!("ALTER DATABASE {name} RESET webhook.keep_attempts");
     database.execute(&reset);
-    assert!(logs_success(&database));
+    wait_until_it_logs_success(&database, true, &reset);
 
     let set = format!("ALTER DATABASE {name} SET webhook.keep_attempts = 'all'");
     database.execute(&set);
     cluster.configure("webhook.keep_attempts = 'failed'");
     cluster.reload();
-    assert!(logs_success(&database), "the database comes first");
+    wait_until_it_logs_success(&database, true, "the database comes first");
     database.execute(&reset);
-    assert!(!logs_success(&database), "the line that was hidden");
+    wait_until_it_logs_success(&database, false, "the line that was hidden");
     assert_eq!(worker::pid(&database), pid);
 }
 
@@ -123,6 +131,62 @@ fn a_prepared_transaction_sets_something_when_it_is_committed() {
     assert!(!logs_success(&database));
     database.execute("COMMIT PREPARED 'set'");
     assert!(logs_success(&database));
+}
+
+/// How often the worker and the launcher have gone to sleep while a session runs these commands.
+fn sleeps_during(cluster: &Cluster, database: &Database, commands: &str) -> [u64; 2] {
+    let launcher: i32 = database.query_one_value(
+        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'webhook launcher'",
+    );
+    let pids = [worker::pid(database), launcher];
+    let before = pids.map(worker::sleeps);
+    let mut session = cluster.connect("postgres");
+    for command in commands.split_inclusive(';') {
+        session.batch_execute(command).unwrap();
+    }
+    let after = pids.map(worker::sleeps);
+    [0, 1].map(|index| after[index] - before[index])
+}
+
+#[test]
+fn a_role_that_alters_itself_wakes_no_worker() {
+    let cluster = woken_by_commits_alone();
+    let database = cluster.database("woken");
+    database.execute("CREATE ROLE restless");
+    let commands = "ALTER ROLE restless SET work_mem = '4MB'; ALTER ROLE restless PASSWORD NULL;
+                    SET ROLE restless; ALTER ROLE CURRENT_USER RESET ALL; RESET ROLE;"
+        .repeat(100);
+    let [of_worker, of_launcher] = sleeps_during(&cluster, &database, &commands);
+    assert!(
+        of_worker < 30 && of_launcher < 30,
+        "{of_worker}, {of_launcher}"
+    );
+}
+
+#[test]
+fn settings_that_change_in_a_loop_are_read_once_a_second_and_the_last_change_is_not_lost() {
+    let cluster = woken_by_commits_alone();
+    let database = cluster.database("looped");
+    let name = database.name();
+    let started = Instant::now();
+    let commands = format!(
+        "ALTER DATABASE {name} SET default_transaction_read_only = on;
+         ALTER DATABASE {name} SET default_transaction_read_only = off;"
+    );
+    let [of_worker, _] = sleeps_during(&cluster, &database, &commands.repeat(300));
+    // It wakes for the first change, and a second later to read what has changed since.
+    let seconds = started.elapsed().as_secs();
+    assert!(of_worker < 30 + 10 * seconds, "{of_worker} in {seconds} s");
+    // It logs each time that it reads another value.
+    let log = cluster.log();
+    let state = format!("webhook worker for database \"{name}\" is ");
+    let read = log.lines().filter(|line| line.contains(&state)).count() as u64;
+    assert!(read <= seconds + 2, "{read} in {seconds} s");
+
+    // Nothing else wakes it to read the last one.
+    let last = format!("ALTER DATABASE {name} SET default_transaction_read_only = on;");
+    sleeps_during(&cluster, &database, &format!("{commands}{last}"));
+    database.wait_until("SELECT state = 'held' FROM webhook_status()");
 }
 
 /// A position is a time in seconds since 1970, and with so few digits the next one is in the future.

@@ -428,6 +428,43 @@ fn bad_secrets_are_refused_and_not_shown() {
 }
 
 #[test]
+fn one_hmac_key_does_not_serve_both_signatures_however_it_is_written() {
+    let (short, long) = ("a shared text of 26 bytes!", "long text ".repeat(8));
+    for (index, (text, key)) in [
+        (short, format!("convert_to('{short}', 'UTF8') || '\\x00'")),
+        (
+            short,
+            format!("convert_to('{short}', 'UTF8') || '\\x000000'"),
+        ),
+        (&*long, format!("sha256(convert_to('{long}', 'UTF8'))")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (database, name) = (database(), format!("shop{index}"));
+        let secret = format!("'whsec_' || translate(encode({key}, 'base64'), E'\\n', '')");
+        let both = format!(
+            "SELECT webhook_set_endpoint('{name}', 'https://example.com/', headers => $${GITHUB}$$,
+                                         hmac_secret => '{text}', secret => {secret})"
+        );
+        let url = "https://example.com/";
+        database.add_endpoint_with("text", url, &format!("hmac_secret => '{text}'"));
+        database.execute(&format!(
+            "SELECT webhook_set_endpoint('key', '{url}', secret => {secret})"
+        ));
+        for sql in [
+            both,
+            format!("SELECT webhook_rotate_secret('text', secret => {secret})"),
+            format!("SELECT webhook_rotate_hmac_secret('key', secret => '{text}')"),
+        ] {
+            let refusal = database.refusal(&sql);
+            let message = "the endpoint signs with this secret already";
+            assert_eq!(refusal.message(), message, "{sql}");
+        }
+    }
+}
+
+#[test]
 fn secrets_and_templates_of_headers_are_for_admin_alone() {
     let (database, receiver) = (database(), Receiver::start());
     add(

@@ -105,6 +105,7 @@ mod setting_endpoints;
 mod settings;
 mod stopping;
 mod templates;
+mod tenant_networks;
 mod test_events;
 mod tls;
 mod untested;

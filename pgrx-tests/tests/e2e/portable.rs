@@ -9,7 +9,7 @@ mod shop;
 use webhook_e2e::copies::dump_and_restore;
 use webhook_e2e::database::refusal;
 use webhook_e2e::verifier::{verify_as, verify_by_key};
-use webhook_e2e::{Answer, Cluster, Receiver, Relay};
+use webhook_e2e::{Answer, Cluster, Receiver, Relay, wait};
 
 use shop::{PROGRAM, Shop};
 
@@ -142,6 +142,7 @@ fn settings_are_rows_of_administrators_and_no_placeholder_of_a_session_is_read()
         ("senders", "0"),
         ("senders", "many"),
         ("allow_networks", "10.0.0.1/8"),
+        ("tenant_networks", "10.0.0.0/33"),
         ("deny_networks", "here"),
         ("allow_ports", "80, 70000"),
         ("allow_ports", "90-80"),
@@ -163,7 +164,7 @@ fn settings_are_rows_of_administrators_and_no_placeholder_of_a_session_is_read()
     }
     shop.as_admin(
         "INSERT INTO webhook.settings VALUES ('enabled', 'off'), ('allow_networks', '10.0.0.0/8, fd00::/8'),
-            ('deny_networks', ''), ('allow_ports', '443, 8000 - 8999'), ('require_https', 'on'), ('poll_interval', '250ms'),
+            ('tenant_networks', '10.1.0.0/16'), ('deny_networks', ''), ('allow_ports', '443, 8000 - 8999'), ('require_https', 'on'), ('poll_interval', '250ms'),
             ('stale_after', '10min'), ('retention_sent', '-1'), ('retention_failed', '90d'), ('idempotency_window', '2 days'),
             ('keep_attempts', 'all'), ('senders', '2'), ('site', 'shop') ON CONFLICT (name) DO UPDATE SET value = excluded.value",
     );
@@ -185,6 +186,30 @@ fn relays_follow_the_settings() {
     shop.as_admin("UPDATE webhook.settings SET value = 'on' WHERE name = 'enabled'");
     receiver.wait_for_requests(1);
     drop(relay);
+}
+
+#[test]
+fn a_relay_keeps_tenants_out_of_networks_that_are_open_to_the_installation() {
+    let shop = Shop::installed("tenants");
+    let receiver = Receiver::start();
+    let (url, own_url) = (receiver.url("/tenant"), receiver.url("/own"));
+    shop.as_admin(&format!(
+        "SELECT webhook_set_endpoint('acme/orders', '{url}', policy => 'fast');
+         SELECT webhook_set_endpoint('own', '{own_url}', policy => 'fast')"
+    ));
+    let _relay = shop.relay();
+    shop.as_admin("SELECT webhook_emit('order.created', tenant => 'acme')");
+    receiver.wait_for_requests_to("/own", 1);
+    shop.database.wait_until(
+        "SELECT count(*) = 1 FROM webhook.dead_letter WHERE last_error LIKE '%, and not in webhook.tenant_networks'",
+    );
+    assert_eq!(receiver.requests_to("/tenant").len(), 0);
+    shop.as_admin("INSERT INTO webhook.settings VALUES ('tenant_networks', '127.0.0.0/8')");
+    // The relay reads the settings every few seconds.
+    wait::until_true("the relay to go by the new setting", || {
+        shop.as_admin("UPDATE webhook.delivery SET status = 'PENDING' WHERE status = 'FAILED'");
+        !receiver.requests_to("/tenant").is_empty()
+    });
 }
 
 #[test]

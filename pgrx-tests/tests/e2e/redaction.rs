@@ -1,6 +1,7 @@
 //! Events are taken back: queued deliveries cancelled by an UPDATE, events redacted.
 
 use serde_json::{Value, json};
+use uuid::Uuid;
 use webhook_e2e::database::refusal;
 use webhook_e2e::dead_letters::{
     call, count, database, listening_session, only_row, statuses, told, wait_for_statuses,
@@ -107,6 +108,83 @@ fn redact_leaves_no_trace_of_payload_and_answers_and_keeps_the_rest() {
         "other events lose nothing"
     );
     assert_eq!(count(&database, &format!("webhook_redact('{event}')")), 0);
+}
+
+#[test]
+fn redact_leaves_no_trace_of_keys() {
+    const MARKER: &str = "ada@example.com";
+    let (database, receiver) = (database(), Receiver::start());
+    receiver.respond("/failed", |_, _| Answer::status(404));
+    for name in ["failed", "sent", "waiting"] {
+        let url = receiver.url(&format!("/{name}"));
+        database.add_endpoint_with(name, &url, "policy => 'fast'");
+    }
+    database.execute("UPDATE webhook.endpoint SET paused_at = now() WHERE name = 'waiting'");
+    let before = "failed FAILED, sent SENT, waiting PENDING";
+    let emitted: Uuid = database.query_one_value(&format!(
+        "SELECT webhook_emit('customer.created', idempotency_key => '{MARKER}', ordering_key => '{MARKER}',
+                             coalesce_key => '{MARKER}')"
+    ));
+    wait_for_statuses(&database, emitted, before);
+    database.execute(&format!(
+        "CREATE TABLE customer (email text, note text);
+         SELECT webhook_watch('customer', 'customer', exclude => '{{email}}', ordering_key => '{{email}}',
+                              coalesce_key => '{{email}}');
+         INSERT INTO customer VALUES ('{MARKER}', 'new')"
+    ));
+    let captured: Uuid = database.query_one_value(&format!(
+        "SELECT id FROM webhook.event WHERE id <> '{emitted}'"
+    ));
+    wait_for_statuses(&database, captured, before);
+    let kept = [
+        "webhook.dead_letter",
+        "webhook.delivery_history",
+        "webhook.delivery_queue",
+        "webhook.event",
+    ];
+    assert_eq!(tables_with(&database, MARKER), kept);
+
+    for event in [emitted, captured] {
+        // The event, and three deliveries.
+        assert_eq!(count(&database, &format!("webhook_redact('{event}')")), 4);
+        assert_eq!(count(&database, &format!("webhook_redact('{event}')")), 0);
+    }
+    assert_eq!(tables_with(&database, MARKER), Vec::<String>::new());
+}
+
+#[test]
+fn the_idempotency_key_of_a_redacted_event_still_counts() {
+    let (database, receiver) = (database(), Receiver::start());
+    database.add_endpoint("orders", &receiver.url("/"));
+    let emit = "SELECT webhook_emit('order.created', idempotency_key => 'order-7')";
+    let event: Uuid = database.query_one_value(emit);
+    database.wait_for_status(event, "SENT");
+    database.execute(&format!("SELECT webhook_redact('{event}')"));
+    assert_eq!(database.query_one_value::<Uuid>(emit), event);
+    assert_eq!(
+        database.query_one_value::<i64>("SELECT count(*) FROM webhook.event"),
+        1
+    );
+}
+
+#[test]
+fn an_older_delivery_does_not_overwrite_a_redacted_one_that_was_sent() {
+    let (database, receiver) = (database(), Receiver::start());
+    receiver.respond("/", |_, number| {
+        Answer::status(if number == 1 { 404 } else { 200 })
+    });
+    database.add_endpoint_with("orders", &receiver.url("/"), "policy => 'fast'");
+    let emit = "SELECT webhook_emit('order.changed', coalesce_key => 'order-7')";
+    let older: Uuid = database.query_one_value(emit);
+    database.wait_for_status(older, "FAILED");
+    let newer: Uuid = database.query_one_value(emit);
+    database.wait_for_status(newer, "SENT");
+    database.execute(&format!("SELECT webhook_redact('{newer}')"));
+    database.execute(&format!("SELECT webhook_replay('{older}')"));
+    database.wait_for_status(older, "CANCELLED");
+    let reason = "SELECT reason FROM webhook.delivery WHERE status = 'CANCELLED'";
+    assert_eq!(database.query_one_value::<String>(reason), "coalesced");
+    assert_eq!(receiver.request_count(), 2);
 }
 
 #[test]

@@ -1,17 +1,30 @@
 //! How a relay is, as people, probes and service managers learn it.
 
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use webhook_e2e::looking::get;
+use socket2::{Domain, Socket, Type};
+use webhook_e2e::directory::ServerDirectory;
+use webhook_e2e::looking::{get, role_with};
 use webhook_e2e::relay::ServiceManager;
-use webhook_e2e::{Cluster, Receiver, Relay, port, wait};
+use webhook_e2e::{Cluster, Looking, Receiver, Relay, port, wait};
+use webhook_engine::allow_open_files;
 
 use super::upgrading::of_protocol;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_relay");
 
-/// Status and body.
+/// Status and body, for a client that may see figures.
 fn ask(port: u16) -> Option<(u16, Value)> {
-    let answer = get(port, "/healthz", &[("host", "relay")])?;
+    ask_with(port, &[("host", "localhost")])
+}
+
+fn ask_with(port: u16, headers: &[(&str, &str)]) -> Option<(u16, Value)> {
+    let answer = get(port, "/healthz", headers)?;
     Some((answer.status, serde_json::from_str(&answer.body).ok()?))
 }
 
@@ -62,6 +75,136 @@ fn healthz_says_whether_the_relay_delivers_and_why_not() {
         levels.collect::<Vec<_>>().contains(&"WARNING".to_owned()),
         "{log}"
     );
+}
+
+#[test]
+fn a_client_without_the_token_sees_the_state_alone() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("anonymous");
+    let role = format!("relay_of_{}", database.name());
+    let connection = role_with(cluster, &database, &["relay"]);
+    let directory = ServerDirectory::create("e2e");
+    let file = directory.join("token");
+    fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("it can be written");
+    let file = file.display().to_string();
+    let looking = Looking::start(&connection, &["--token-file", &file]);
+    let anonymous = [("host", "localhost")];
+    let wrong = ("authorization", "Bearer 0123456789abcdef0123456789abcdee");
+    let right = ("authorization", "Bearer 0123456789abcdef0123456789abcdef");
+    let others = [&anonymous[..], &[("host", "localhost"), wrong]];
+    let delivering = json!({"state": "delivering"});
+    for headers in others {
+        wait::until("the relay to deliver", || {
+            match ask_with(looking.port, headers) {
+                Some((200, body)) if body == delivering => Ok(()),
+                seen => Err(seen),
+            }
+        });
+    }
+
+    // The role is refused before its session ends, or the relay could be back at once.
+    database.execute(&format!("ALTER ROLE {role} NOLOGIN"));
+    database.execute(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
+    ));
+    let waiting = |headers: &[(&str, &str)]| {
+        wait::until("the relay to be without a connection", || {
+            match ask_with(looking.port, headers) {
+                Some((503, body)) => Ok(body),
+                seen => Err(seen),
+            }
+        })
+    };
+    wait::until("the server's words", || {
+        let body = waiting(&[("host", "localhost"), right]).to_string();
+        if body.contains(&role) {
+            Ok(())
+        } else {
+            Err(body)
+        }
+    });
+    for headers in others {
+        assert_eq!(waiting(headers), json!({"state": "waiting"}));
+    }
+}
+
+/// A connection from this address of loopback, which is another client to the relay.
+fn connect_from(client: Ipv4Addr, port: u16) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((client, 0)).into()).unwrap();
+    let relay = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    socket.connect(&relay.into()).unwrap();
+    socket.into()
+}
+
+/// The time that an orchestrator gives a health check.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[track_caller]
+fn assert_answers(mut client: TcpStream, of: &str) {
+    client.set_read_timeout(Some(PROBE_TIMEOUT)).unwrap();
+    let request = b"GET /healthz HTTP/1.1\r\nhost: relay\r\n\r\n";
+    client.write_all(request).unwrap();
+    let mut answer = String::new();
+    client
+        .read_to_string(&mut answer)
+        .unwrap_or_else(|error| panic!("{of}: {error}"));
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{of}: {answer}");
+}
+
+#[test]
+fn a_health_check_is_answered_while_a_client_holds_a_thousand_connections() {
+    const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+    let cluster = Cluster::relayed();
+    let database = cluster.database("starved");
+    let connection = cluster.address(cluster.port(), database.name());
+    let looking = Looking::start(&connection, &[]);
+    wait_for(
+        looking.port,
+        (
+            200,
+            json!({"state": "delivering", "reason": null, "in_flight": 0}),
+        ),
+    );
+    assert!(allow_open_files(1500).is_ok(), "files for the connections");
+    for sent in ["", "G", "GET /healthz HTTP/1.1\r\nhost: relay\r\n"] {
+        // Another client's connection stays, although it is the oldest.
+        let other = connect_from(Ipv4Addr::LOCALHOST, looking.port);
+        let mut held = Vec::new();
+        for _ in 0..1000 {
+            let mut connection = connect_from(CLIENT, looking.port);
+            connection.write_all(sent.as_bytes()).unwrap();
+            held.push(connection);
+        }
+        assert_answers(other, &format!("{sent:?}, an older connection"));
+        for client in [CLIENT, Ipv4Addr::LOCALHOST] {
+            let of = format!("{sent:?}, a new connection");
+            assert_answers(connect_from(client, looking.port), &of);
+        }
+    }
+}
+
+#[test]
+fn a_health_check_is_answered_while_a_client_goes_on_connecting() {
+    let cluster = Cluster::relayed();
+    let database = cluster.database("flooded");
+    let connection = cluster.address(cluster.port(), database.name());
+    let looking = Looking::start(&connection, &[]);
+    wait_for(
+        looking.port,
+        (
+            200,
+            json!({"state": "delivering", "reason": null, "in_flight": 0}),
+        ),
+    );
+    assert!(allow_open_files(1500).is_ok(), "files for the connections");
+    let connect = || connect_from(Ipv4Addr::LOCALHOST, looking.port);
+    let mut held = VecDeque::new();
+    for _ in 0..20 {
+        held.extend((0..300).map(|_| connect()));
+        held.drain(..held.len().saturating_sub(900));
+        assert_answers(connect(), "a new connection");
+    }
 }
 
 #[test]

@@ -97,7 +97,9 @@ fn a_dump_is_restored_where_the_networks_of_its_endpoints_are_forbidden() {
     let receiver = Receiver::start();
     let source = cluster.database("original");
     let Filled { pending, .. } = fill(&source, &receiver);
-    cluster.configure("webhook.allow_networks = ''\nwebhook.allow_ports = '443'");
+    cluster.configure(
+        "webhook.allow_networks = ''\nwebhook.tenant_networks = ''\nwebhook.allow_ports = '443'",
+    );
     cluster.reload();
     let already_sent = receiver.request_count();
     let copy = cluster.plain_database("restored");

@@ -112,7 +112,7 @@ fn whatever_is_permitted_is_what_the_model_permits() {
         let mut random = fastrand::Rng::with_seed(seed);
         let url = any_url(&mut random);
         for network in [&installed, &opened] {
-            let verdict = network.judge_url(&url);
+            let verdict = network.judge_url(INSTALLATION, &url);
             let Ok(uri) = parse_url(&url) else {
                 assert!(verdict.is_err(), "seed {seed}: {url}");
                 continue;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::address_guard::Network;
+use crate::address_guard::{EndpointOwner, Network};
 use crate::loopback::networks;
 use crate::resolver::HandMoved;
 
@@ -122,6 +122,20 @@ fn a_name_that_is_bound_anew_between_lookups_is_judged_anew_also_with_an_idle_co
     let second = "127.0.0.2 is a loopback address, and not in webhook.allow_networks";
     assert_blocked(moving.client.deliver(&attempt), second);
     assert!(!forbidden.was_dialled());
+}
+
+#[test]
+fn an_idle_connection_of_an_endpoint_without_a_tenant_does_not_serve_a_tenant() {
+    let address = serve_always(1, OK);
+    let client = client_with(only("127.0.0.0/8"), &Roots::default());
+    let url = format!("http://{address}/");
+    assert_eq!(client.deliver(&attempt_to(&*url)).unwrap().status, 200);
+    let of_tenant = attempt_on(Arc::new(Route {
+        owner: EndpointOwner::Tenant,
+        ..route_to(url)
+    }));
+    let loopback = "127.0.0.1 is a loopback address, and not in webhook.tenant_networks";
+    assert_blocked(client.deliver(&of_tenant), loopback);
 }
 
 #[test]

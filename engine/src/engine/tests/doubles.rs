@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
-use webhook_delivery::{Attempt, Format, Key, Outcome, Response, Route};
+use webhook_delivery::{Attempt, EndpointOwner, Format, Key, Outcome, Response, Route};
 
 use crate::engine::{Config, Engine};
 use crate::figures::Figures;
@@ -246,6 +246,7 @@ pub fn attempt(n: u128) -> Attempt {
         payload: "{}".to_owned(),
         route: Arc::new(Route {
             endpoint_id: 1,
+            owner: EndpointOwner::Installation,
             url: "http://receiver.invalid/".to_owned(),
             headers: Vec::new(),
             format: Format::Standard,
