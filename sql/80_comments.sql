@@ -239,6 +239,7 @@ COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
     'URL, headers and secrets of endpoints, for the sender.';
 COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: makes every session forget its routes.';
+COMMENT ON ROUTINE webhook.saturated IS 'A count, or the largest one that is kept.';
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
 COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, for people.';

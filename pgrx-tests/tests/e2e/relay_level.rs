@@ -3,6 +3,7 @@
 
 use postgres::Client;
 use serde_json::{Value, json};
+use webhook_e2e::database::refusal;
 use webhook_e2e::{Cluster, Database};
 
 /// A database whose worker claims nothing, and a session of a role that has this level alone.
@@ -140,4 +141,127 @@ fn a_sender_gets_a_changed_route_with_its_next_claim() {
         .query_one_value("SELECT webhook_rotate_secret('orders')");
     let rotated = stage.claim(&[orders], &known).routes.remove(0);
     assert_eq!(rotated["secrets"][0], secret);
+}
+
+#[test]
+fn figures_that_no_sender_can_have_counted_are_refused() {
+    let mut stage = Stage::set("figures");
+    let id = stage.add_endpoint("orders", "event_types => '{order.*}'");
+    for figure in [
+        json!({"endpoint_id": id, "failed": -1}),
+        json!({"endpoint_id": id, "failed": 1_000_000_000_000_i64}),
+        json!({"endpoint_id": id, "attempts": i64::MAX}),
+        json!({"endpoint_id": id, "retries": i64::MIN}),
+        json!({"endpoint_id": id, "attempt_latency": {"400": 1}}),
+        json!({"endpoint_id": id, "delivery_latency": {"999": 1}}),
+        json!({"endpoint_id": id, "delivery_latency": {"7": -1}}),
+        json!({"endpoint_id": id, "delivery_latency": {"7": 1_000_000_000_000_i64}}),
+        json!({"endpoint_id": id, "delivery_latency": {"7": 0.5}}),
+        json!({"endpoint_id": id, "delivery_latency": {"fast": 1}}),
+        json!({"endpoint_id": id, "delivery_latency": [1]}),
+        json!({"endpoint_id": 0, "sent": 1}),
+        json!({"endpoint_id": -id, "sent": 1}),
+        json!({"sent": 1}),
+    ] {
+        // Those beside it are not added either.
+        let figures = json!([{"endpoint_id": id, "sent": 1}, figure]);
+        let refusal = refusal(
+            &mut stage.session,
+            &format!("SELECT webhook.add_figures('{figures}')"),
+        );
+        assert_eq!(refusal.code().code(), "22023", "{figures}: {refusal:?}");
+    }
+    for figures in [
+        r#"[{"sent": 0.5}]"#,
+        r#"[{"sent": 1e30}]"#,
+        r#"{"sent": 1}"#,
+        "7",
+    ] {
+        let refusal = refusal(
+            &mut stage.session,
+            &format!("SELECT webhook.add_figures('{figures}')"),
+        );
+        assert!(
+            refusal.code().code().starts_with("22"),
+            "{figures}: {refusal:?}"
+        );
+    }
+    // No retention would delete figures of an endpoint that never was.
+    let others = "SELECT webhook.add_figures('[{\"endpoint_id\": 1000000, \"sent\": 1}]')";
+    stage.session.batch_execute(others).unwrap();
+    let rows = "SELECT count(*) FROM webhook.stat";
+    assert_eq!(stage.database.query_one_value::<i64>(rows), 0);
+
+    let figures = json!([{"endpoint_id": id, "attempts": 999_999_999_999_i64, "sent": 3, "failed": null,
+                          "delivery_latency": {"0": 2, "399": 1}}]);
+    stage
+        .session
+        .batch_execute(&format!("SELECT webhook.add_figures('{figures}')"))
+        .unwrap();
+    let added = format!(
+        "SELECT bool_and((attempts, sent, failed, delivery_latency) = (999999999999, 3, 0, '{{\"0\": 2, \"399\": 1}}')) AND count(*) = 6
+         FROM webhook.stat WHERE endpoint_id IN (0, {id})"
+    );
+    assert!(stage.database.query_one_value::<bool>(&added));
+}
+
+#[test]
+fn figures_end_at_a_number_and_never_in_an_error() {
+    const POISONS: [(&str, &str); 3] = [
+        ("9223372036854775807", r#"{"5": 9223372036854775807}"#),
+        (
+            "-9223372036854775808",
+            r#"{"5": -99999999999999999999999, "999": 1, "x": 2}"#,
+        ),
+        (
+            "1000000000000000000",
+            r#"{"5": 1e300, "6": "many", "7": null}"#,
+        ),
+    ];
+    let mut stage = Stage::set("poisoned");
+    let id = stage.add_endpoint("orders", "event_types => '{order.*}'");
+    let figures = json!([{"endpoint_id": id, "attempts": 2, "sent": 1, "failed": 1, "retried": 1, "retries": 1,
+                          "attempt_latency": {"5": 2}, "delivery_latency": {"5": 1}}]);
+    let add = format!("SELECT webhook.add_figures('{figures}')");
+    stage.session.batch_execute(&add).unwrap();
+    for (count, histogram) in POISONS {
+        let poison = format!(
+            "UPDATE webhook.stat SET attempts = {count}, sent = {count}, failed = {count}, retried = {count}, retries = {count},
+                    attempt_latency = '{histogram}', delivery_latency = '{histogram}'"
+        );
+        stage.database.execute(&poison);
+        let expired = "SELECT webhook_emit('order.created', expires_at => now() - interval '1 s')";
+        let event: uuid::Uuid = stage.database.query_one_value(expired);
+        stage
+            .session
+            .batch_execute("SELECT webhook.expire_waiting(100)")
+            .unwrap();
+        let status = stage.database.delivery_status(event);
+        assert_eq!(status.as_deref(), Some("FAILED"), "{count}");
+        for call in [
+            "SELECT webhook.check_metrics(), webhook.expire_figures(0, 100), webhook.raise_alerts()",
+            &add,
+        ] {
+            let result = stage.session.batch_execute(call);
+            result.unwrap_or_else(|error| panic!("{count}: {call}: {error:?}"));
+        }
+        for look in [
+            "SELECT * FROM webhook.metrics",
+            "SELECT * FROM webhook_status()",
+            "SELECT * FROM webhook.endpoint_status",
+            "SELECT webhook_why(), webhook_why('orders')",
+        ] {
+            stage.database.execute(&poison);
+            stage.database.execute(look);
+            stage.session.batch_execute(&add).unwrap();
+            stage.database.execute(look);
+        }
+        let bounded = "SELECT bool_and(greatest(attempts, sent, failed, retried, retries) <= 1000000000000000000
+                                       AND least(attempts, sent, failed, retried, retries) >= 0
+                                       AND (delivery_latency ->> '5')::numeric BETWEEN 0 AND 1000000000000000000)
+                       FROM webhook.stat";
+        assert!(stage.database.query_one_value::<bool>(bounded), "{count}");
+    }
+    let p95 = "SELECT value < 1 FROM webhook.metrics WHERE metric = 'webhook_delivery_p95_latency'";
+    assert!(stage.database.query_one_value::<bool>(p95));
 }
