@@ -63,6 +63,7 @@ COMMENT ON ROUTINE webhook.emit_events IS
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
     'Emits a batch of changes, and counts those that cannot be emitted.';
 COMMENT ON ROUTINE webhook.end_catching_up IS 'Ends the bringing forward of retries where none is left.';
+COMMENT ON ROUTINE webhook.ended_at IS 'When an attempt ended that a sender reports so many milliseconds later.';
 COMMENT ON ROUTINE webhook.endpoint_at IS 'The endpoint of an address; no row where there is none.';
 COMMENT ON ROUTINE webhook.endpoint_without_credentials IS 'An endpoint without URL, headers and template.';
 COMMENT ON ROUTINE webhook.error_in_words IS 'An error of ours as a sentence.';

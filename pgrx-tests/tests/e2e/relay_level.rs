@@ -15,7 +15,11 @@ struct Stage {
 
 impl Stage {
     fn set(name: &str) -> Stage {
-        let database = Cluster::idle().database(name);
+        Stage::on(Cluster::idle(), name)
+    }
+
+    fn on(cluster: &Cluster, name: &str) -> Stage {
+        let database = cluster.database(name);
         let role = format!("{}_relay", database.name());
         database.execute(&format!(
             "CREATE ROLE {role} LOGIN; SELECT webhook_grant('{role}', 'relay')"
@@ -58,6 +62,16 @@ impl Stage {
                 .collect(),
             routes: report["routes"].as_array().cloned().unwrap_or_default(),
         }
+    }
+
+    /// Hands in the end of an attempt; the arguments are those after the claim.
+    fn settle(&mut self, claim: &(String, i32, i64), outcome: &str) {
+        let (event, endpoint, claim_seq) = claim;
+        let sql = format!(
+            "SELECT webhook.exchange('{{{event}}}', '{{{endpoint}}}', '{{{claim_seq}}}', {outcome}, '{{}}', '{{}}', 1, '{{}}', '{{}}', 0)"
+        );
+        let result = self.session.batch_execute(&sql);
+        result.unwrap_or_else(|error| panic!("{outcome}: {error:?}"));
     }
 }
 
@@ -264,4 +278,148 @@ fn figures_end_at_a_number_and_never_in_an_error() {
     }
     let p95 = "SELECT value < 1 FROM webhook.metrics WHERE metric = 'webhook_delivery_p95_latency'";
     assert!(stage.database.query_one_value::<bool>(p95));
+}
+
+#[test]
+fn an_outcome_with_absurd_values_is_bounded_or_refused() {
+    let mut stage = Stage::set("absurd");
+    let id = stage.add_endpoint("orders", "policy => 'patient'");
+    // Status, failure, error, excerpt, Retry-After, duration, age.
+    for outcome in [
+        "'{200}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{-5}', '{Infinity}'",
+        "'{200}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NaN}'",
+        "'{503}', '{NULL}', ARRAY[repeat('x', 10000000)], ARRAY[repeat('y', 10000000)], '{-1}', '{-5}', '{1e15}'",
+        "'{503}', '{NULL}', '{NULL}', '{NULL}', '{1e12}', '{}', '{-Infinity}'",
+        "'{NULL}', '{connect}', ARRAY[repeat('x', 10000000)], '{}', '{}', '{2147483647}', '{}'",
+    ] {
+        stage.database.emit("order.created", json!({}));
+        let reset = "SELECT webhook_reset_breaker('orders')";
+        stage.database.execute(reset);
+        let claimed = stage.claim(&[id], &[None]);
+        assert_eq!(claimed.endpoints(), [id], "{outcome}");
+        stage.settle(&claimed.claims[0], outcome);
+        // Nothing is due but what comes next.
+        stage.database.execute(
+            "UPDATE webhook.delivery SET next_attempt_at = 'infinity' WHERE status = 'PENDING'",
+        );
+    }
+    for (what, holds) in [
+        (
+            "times",
+            "SELECT bool_and(last_attempt_at BETWEEN now() - interval '11 years' AND now()) FROM webhook.delivery",
+        ),
+        (
+            "durations",
+            "SELECT bool_and(duration_ms >= 0) FROM webhook.delivery",
+        ),
+        (
+            "errors of deliveries",
+            "SELECT max(length(last_error)) = 2000 FROM webhook.delivery",
+        ),
+        (
+            "the log",
+            "SELECT max(length(error)) = 2000 AND max(length(response_excerpt)) = 2048 AND min(duration_ms) = 0 FROM webhook.attempt",
+        ),
+        (
+            "breakers",
+            "SELECT max(length(last_error)) <= 2000 FROM webhook.breaker",
+        ),
+        (
+            "alerts",
+            "SELECT coalesce(max(length(error)), 0) < 2100 FROM webhook.alert",
+        ),
+    ] {
+        assert!(stage.database.query_one_value::<bool>(holds), "{what}");
+    }
+    // A batch that cannot be stored is refused, and the claim is as it was.
+    stage.database.emit("order.created", json!({}));
+    let (event, endpoint, claim_seq) = stage.claim(&[id], &[None]).claims.remove(0);
+    for outcome in [
+        "'{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{1}', '{1}'",
+        "'{NULL}', '{invented}', '{x}', '{NULL}', '{NULL}', '{1}', '{1}'",
+        "'{503}', '{NULL}', '{NULL}', '{NULL}', '{NaN}', '{1}', '{1}'",
+    ] {
+        let sql = format!(
+            "SELECT webhook.exchange('{{{event}}}', '{{{endpoint}}}', '{{{claim_seq}}}', {outcome}, '{{}}', '{{}}', 1, '{{}}', '{{}}', 0)"
+        );
+        let refusal = refusal(&mut stage.session, &sql);
+        let class = &refusal.code().code()[..2];
+        assert!(["22", "23"].contains(&class), "{outcome}: {refusal:?}");
+    }
+    let event = event.parse().unwrap();
+    assert_eq!(
+        stage.database.delivery_status(event).as_deref(),
+        Some("SENDING")
+    );
+}
+
+#[test]
+fn a_late_outcome_of_a_claim_that_never_was_is_not_logged() {
+    let mut stage = Stage::set("late");
+    stage
+        .database
+        .add_guarding_policy("spends", 5, "when_open = 'attempt'");
+    let id = stage.add_endpoint("orders", "policy => 'spends'");
+    let event = stage.database.emit("order.created", json!({}));
+    let invented = (event.to_string(), id, 1);
+    stage.settle(
+        &invented,
+        "'{500}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{1}', '{1}'",
+    );
+    let logged = "SELECT count(*) FROM webhook.attempt";
+    assert_eq!(stage.database.query_one_value::<i64>(logged), 0);
+
+    // The log has the number already: an attempt that an open breaker takes off is not stopped by that.
+    stage.database.execute(&format!(
+        "INSERT INTO webhook.breaker (endpoint_id, state, trips, opened_at, probe_at) VALUES ({id}, 'OPEN', 1, now(), now() + interval '1 h');
+         INSERT INTO webhook.attempt (event_id, endpoint_id, claim_seq, verdict, duration_ms, finished_at)
+         VALUES ('{event}', {id}, 1, 'late', 1, now())"
+    ));
+    let turned = stage
+        .session
+        .query_one("SELECT webhook.turn_away($1, 10)", &[&vec![id]]);
+    assert_eq!(turned.unwrap().get::<_, i64>(0), 1);
+}
+
+#[test]
+fn requests_in_flight_that_senders_report_do_not_break_the_status() {
+    let mut stage = Stage::set("reports");
+    let mut more = stage.database.connect_as(&stage.role);
+    for session in [&mut stage.session, &mut more] {
+        for in_flight in [i32::MIN, i32::MAX] {
+            let take = "SELECT webhook.take_shares(webhook.begin_sender('relay', NULL, NULL), $1)";
+            session.query_one(take, &[&in_flight]).unwrap();
+        }
+    }
+    let in_flight = "SELECT in_flight FROM webhook_status()";
+    assert_eq!(stage.database.query_one_value::<i32>(in_flight), 2_000_000);
+}
+
+#[test]
+fn a_sender_neither_ends_runs_of_other_roles_nor_gives_up_their_shares() {
+    // The worker of this cluster takes no share.
+    let mut stage = Stage::on(Cluster::relayed(), "shares");
+    let mut other = stage.database.connect();
+    let begin = "SELECT webhook.begin_sender('relay', NULL, NULL)";
+    let id: i32 = other.query_one(begin, &[]).unwrap().get(0);
+    let take = "SELECT kept FROM webhook.take_shares($1, 0)";
+    let held: Vec<i32> = other.query_one(take, &[&id]).unwrap().get(0);
+    assert!(!held.is_empty());
+    for call in [
+        "SELECT webhook.release_shares($1, '{0}')",
+        "SELECT webhook.begin_sender('relay', NULL, NULL, ARRAY[$1::int])",
+        "SELECT webhook.end_senders(ARRAY[$1::int])",
+    ] {
+        stage.session.query(call, &[&id]).unwrap();
+        let kept = format!(
+            "SELECT lost_at IS NULL AND EXISTS (SELECT FROM webhook.share WHERE sender_id = {id}) FROM webhook.sender WHERE id = {id}"
+        );
+        assert!(stage.database.query_one_value::<bool>(&kept), "{call}");
+    }
+    // Of its own role it does.
+    let mut again = stage.database.connect();
+    let begin = "SELECT webhook.begin_sender('relay', NULL, NULL, ARRAY[$1::int])";
+    again.query_one(begin, &[&id]).unwrap();
+    let held = format!("SELECT EXISTS (SELECT FROM webhook.share WHERE sender_id = {id})");
+    assert!(!stage.database.query_one_value::<bool>(&held));
 }
