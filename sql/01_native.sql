@@ -9,6 +9,12 @@ CREATE OR REPLACE FUNCTION webhook.is_portable() RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN false;
 
+-- Objects of the API that a database without the library has not: 66_public_api.sql.
+CREATE OR REPLACE FUNCTION webhook.native_api(OUT kind text, OUT name text, OUT level text, OUT comment text)
+    RETURNS SETOF record
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC SELECT NULL::text, NULL::text, NULL::text, NULL::text WHERE false; END;
+
 -- A new event id: UUID version 7, ordered by time.
 CREATE OR REPLACE FUNCTION webhook.new_id() RETURNS uuid
     LANGUAGE c VOLATILE PARALLEL SAFE

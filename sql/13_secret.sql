@@ -102,18 +102,22 @@ CREATE OR REPLACE TRIGGER check_secret BEFORE INSERT OR UPDATE ON webhook.secret
 
 -- The newest secret: requests are signed with it for longest.
 CREATE OR REPLACE FUNCTION webhook.newest_secret(endpoint text) RETURNS text
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     RETURN (SELECT s.secret FROM webhook.secret s
             WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND starts_with(s.secret, 'whsec_')
               AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
+END $$;
 
 CREATE OR REPLACE FUNCTION webhook.newest_hmac_secret(endpoint text) RETURNS text
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     RETURN (SELECT substr(s.secret, 6) FROM webhook.secret s
             WHERE s.endpoint_id = webhook.require_endpoint(endpoint) AND starts_with(s.secret, 'hmac_')
               AND (s.expires_at IS NULL OR s.expires_at > now())
             ORDER BY s.created_at DESC LIMIT 1);
+END $$;
 
 -- Whether requests are signed with this secret; null for null.
 CREATE OR REPLACE FUNCTION webhook.has_secret(endpoint_id int, secret text) RETURNS boolean

@@ -25,14 +25,17 @@ CREATE OR REPLACE FUNCTION webhook.sender_lock() RETURNS int LANGUAGE sql IMMUTA
 
 CREATE OR REPLACE FUNCTION webhook.longest_silence() RETURNS interval LANGUAGE sql IMMUTABLE RETURN interval '2 s';
 
--- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost. If
--- somebody has locked a number, it takes the next one. The tries are bounded; the next sender goes on after them.
+-- Begins a run of a sender in this session. It gives up the shares of its earlier runs, whose sessions it has lost: a login
+-- role can say that of its own runs alone. If another session has locked a number, it takes the next one. The tries are
+-- bounded; the next sender goes on after them.
 CREATE OR REPLACE FUNCTION webhook.begin_sender(kind text, host text, version text, earlier int[] DEFAULT '{}') RETURNS int
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most_tries CONSTANT int := 20000;
     new_id int;
 BEGIN
+    earlier := ARRAY(SELECT s.id FROM webhook.sender s JOIN pg_stat_get_activity(pg_backend_pid()) a ON a.usesysid = s.role
+                     WHERE s.id = ANY (earlier));
     UPDATE webhook.sender s SET lost_at = '-infinity' WHERE s.id = ANY (earlier);
     DELETE FROM webhook.share h WHERE h.sender_id = ANY (earlier);
     FOR try IN 1..most_tries LOOP
@@ -124,6 +127,7 @@ BEGIN
         RAISE EXCEPTION 'sender % does not belong to this session', sender USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'A sender needs a session of its own: connect to the server itself, not through a pooler of transactions.';
     END IF;
+    take_shares.in_flight := least(greatest(take_shares.in_flight, 0), 1000000);
     UPDATE webhook.sender s SET in_flight = take_shares.in_flight
     WHERE s.id = sender AND s.in_flight <> take_shares.in_flight;
     take_shares.total := webhook.setting('senders')::int;
@@ -185,9 +189,11 @@ BEGIN
     END IF;
 END $$;
 
--- Gives up shares that have nothing in flight.
+-- Gives up shares of this session's sender that have nothing in flight.
 CREATE OR REPLACE FUNCTION webhook.release_shares(sender int, numbers int[]) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s' AS $$
 BEGIN
-    DELETE FROM webhook.share h WHERE h.sender_id = sender AND h.number = ANY (numbers);
+    DELETE FROM webhook.share h
+    WHERE h.sender_id = sender AND h.number = ANY (numbers)
+      AND EXISTS (SELECT FROM webhook.sender s WHERE s.id = sender AND s.pid = pg_backend_pid());
 END $$;

@@ -16,10 +16,17 @@ CREATE OR REPLACE FUNCTION webhook.is_own(event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     RETURN event_type LIKE 'webhook.%';
 
--- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. Returns the claims whose outcomes
--- are handed back; the finished deliveries for webhook.add_figures(), as arrays of endpoint, status, latency class,
--- deliveries, deliveries that were retried, and their retries; and for the position of each endpoint, the earliest time of a
--- delivery that may be claimed again or has its turn now. `is_plain`: nothing has changed but that these deliveries were sent.
+-- `ages_ms` says how long ago each attempt ended: the sender's clock never enters a table. An age beyond ten
+-- years counts as ten years, so that each end of an attempt is a time that every reader can handle.
+CREATE OR REPLACE FUNCTION webhook.ended_at(age_ms float8) RETURNS timestamptz
+    LANGUAGE sql STABLE
+    RETURN now() - make_interval(secs => least(greatest(age_ms, 0), 315360000000) / 1000);
+
+-- Applies outcomes to deliveries, breakers, the log and alerts. Texts are cut, as senders do it already: an error or an excerpt
+-- of any length would be in every view. Returns the claims whose outcomes are handed back; the finished deliveries for
+-- webhook.add_figures(), as arrays of endpoint, status, latency class, deliveries, deliveries that were retried, and their
+-- retries; and for the position of each endpoint, the earliest time of a delivery that may be claimed again or has its turn
+-- now. `is_plain`: nothing has changed but that these deliveries were sent.
 CREATE OR REPLACE FUNCTION webhook.settle(
     event_ids uuid[], endpoint_ids int[], claim_seqs bigint[], status_codes int[], failures text[], errors text[],
     excerpts text[], retry_after_seconds float8[], durations_ms int[], ages_ms float8[],
@@ -75,8 +82,8 @@ BEGIN
            array_agg(j.claim_seq) FILTER (WHERE (j.judgement).verdict IS NULL)
     INTO outcomes, all_succeeded, all_are_kept, some_are_ordered, locked_event_ids, locked_endpoint_ids, locked_claim_seqs
     FROM (
-        SELECT o.event_id, o.endpoint_id, o.claim_seq, o.status_code, coalesce(o.error, 'HTTP ' || o.status_code) AS error,
-               o.excerpt, o.duration_ms, e.ended_at, o.ordinal, q.row_id, q.event_type, q.attempts, q.created_at,
+        SELECT o.event_id, o.endpoint_id, o.claim_seq, o.status_code, left(coalesce(o.error, 'HTTP ' || o.status_code), 2000) AS error,
+               left(o.excerpt, 2048) AS excerpt, greatest(o.duration_ms, 0) AS duration_ms, e.ended_at, o.ordinal, q.row_id, q.event_type, q.attempts, q.created_at,
                q.ordering_key, (r.policy).keep_sent OR q.event_type IS NOT DISTINCT FROM 'webhook.test' AS keep_sent,
                CASE WHEN q.row_id IS NOT NULL
                     THEN webhook.judge(r.policy, q.attempts, q.max_attempts, o.status_code, o.failure, o.retry_after_s,
@@ -91,7 +98,7 @@ BEGIN
             AS o (event_id, endpoint_id, claim_seq, status_code, failure, error, excerpt, retry_after_s, duration_ms,
                   age_ms, ordinal)
         CROSS JOIN LATERAL (SELECT policies[width_bucket(o.endpoint_id, endpoints)] AS policy OFFSET 0) r
-        CROSS JOIN LATERAL (SELECT now() - make_interval(secs => greatest(o.age_ms, 0) / 1000) AS ended_at) e
+        CROSS JOIN LATERAL (SELECT webhook.ended_at(o.age_ms) AS ended_at) e
         LEFT JOIN LATERAL (
             SELECT q.ctid AS row_id, q.event_type, q.attempts, q.max_attempts, q.created_at, q.ordering_key
             FROM webhook.delivery_queue q
@@ -185,8 +192,8 @@ BEGIN
        OR (o.verdict = 'success' AND o.keep_sent AND (logs_success OR o.event_type = 'webhook.test'))
     ON CONFLICT DO NOTHING;
 
-    -- The log has late outcomes too; but not one that was applied before and comes again because a sender did not learn that
-    -- its commit had succeeded. A session that redacts the event waits for this lock, and finds the excerpt; a redacted event
+    -- The log has late outcomes too; but not one of a claim that the delivery has not had yet, and not one that was applied
+    -- before and comes again because a sender did not learn that its commit had succeeded. A session that redacts the event waits for this lock, and finds the excerpt; a redacted event
     -- gets none.
     INSERT INTO webhook.attempt
         (event_id, endpoint_id, claim_seq, verdict, status_code, reason, error, response_excerpt, duration_ms, finished_at)
@@ -200,10 +207,11 @@ BEGIN
     WHERE o.verdict = 'late' AND num_nonnulls(o.status_code, o.reason) > 0
       AND EXISTS (SELECT FROM webhook.event v WHERE v.id = o.event_id OFFSET 0)
       AND NOT EXISTS (SELECT FROM webhook.delivery d
-                      WHERE d.event_id = o.event_id AND d.endpoint_id = o.endpoint_id AND d.claim_seq = o.claim_seq
-                        AND d.status IN ('SENT', 'PENDING')
-                        AND (d.last_status_code, d.reason, d.duration_ms)
-                            IS NOT DISTINCT FROM (o.status_code, o.reason, o.duration_ms) OFFSET 0)
+                      WHERE d.event_id = o.event_id AND d.endpoint_id = o.endpoint_id
+                        AND (d.claim_seq < o.claim_seq
+                             OR d.claim_seq = o.claim_seq AND d.status IN ('SENT', 'PENDING')
+                                AND (d.last_status_code, d.reason, d.duration_ms)
+                                    IS NOT DISTINCT FROM (o.status_code, o.reason, o.duration_ms)) OFFSET 0)
     ON CONFLICT DO NOTHING;
 
     INSERT INTO webhook.alert (endpoint_id, kind, reason, error, deliveries, event_ids)

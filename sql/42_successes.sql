@@ -19,7 +19,7 @@ DECLARE
     inserted bigint;
 BEGIN
     WITH ended AS MATERIALIZED (
-        SELECT o.ordinal, o.status_code, o.duration_ms, now() - make_interval(secs => greatest(o.age_ms, 0) / 1000) AS ended_at, q.*
+        SELECT o.ordinal, o.status_code, greatest(o.duration_ms, 0) AS duration_ms, webhook.ended_at(o.age_ms) AS ended_at, q.*
         FROM unnest(event_ids, endpoint_ids, claim_seqs, status_codes, durations_ms, ages_ms) WITH ORDINALITY
             AS o (event_id, endpoint_id, claim_seq, status_code, duration_ms, age_ms, ordinal)
         CROSS JOIN LATERAL (

@@ -100,6 +100,7 @@ BEGIN
                     SELECT j.event_id, guarded.endpoint_id, j.claim_seq, j.attempts, (j.judgement).verdict, (j.judgement).reason,
                            webhook.reason_in_words((j.judgement).reason), 0, now()
                     FROM judged j
+                    ON CONFLICT DO NOTHING
                 )
                 SELECT array_agg(j.event_id) INTO spent_ids FROM judged j WHERE (j.judgement).status = 'FAILED';
                 IF spent_ids IS NOT NULL THEN

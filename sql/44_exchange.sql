@@ -64,6 +64,14 @@ BEGIN
         claims := webhook.pick(wished_endpoint_ids, capacities, byte_rooms, byte_room, positions[:cardinality(capacities)],
                                known_routes, our_origin, breakers_are_locked);
         IF cardinality(claims.picked) > 0 THEN
+            -- A route has credentials, so a sender gets those of its claims alone. A sender that knows them reads nothing here.
+            IF claims.new_routes IS NOT NULL THEN
+                routes := (SELECT json_agg(r) FROM webhook.routes(ARRAY(
+                               SELECT DISTINCT p.endpoint_id
+                               FROM (SELECT q.endpoint_id FROM webhook.delivery_queue q
+                                     WHERE q.ctid = ANY (claims.picked) OFFSET 0) p
+                               WHERE p.endpoint_id = ANY (claims.new_routes))) r);
+            END IF;
             -- The rows are locked, so they keep their ctids.
             RETURN QUERY
             WITH claimed AS (
@@ -80,9 +88,6 @@ BEGIN
                 SELECT v.payload::text AS payload, webhook.wire_time(v.created_at) AS occurred_at, v.tenant
                 FROM webhook.event v WHERE v.id = c.event_id AND v.redacted_at IS NULL LIMIT 1
             ) event ON true;
-            IF claims.new_routes IS NOT NULL THEN
-                routes := (SELECT json_agg(r) FROM webhook.routes(claims.new_routes) r);
-            END IF;
         END IF;
     END IF;
 

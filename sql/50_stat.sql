@@ -4,35 +4,53 @@
 -- A sender counts in memory, and adds its counts every few seconds and not with every batch: under a snapshot that somebody
 -- holds for hours, each update of a row makes a version that every later one has to pass.
 
+-- A relay calls add_figures() over a network, with numbers that the database cannot check against anything. So a call refuses
+-- numbers that no sender can have counted, sums stop at a number that two of them can exceed without an error, and readers take
+-- any row for what it can mean: a row that is wrong must stop neither the count of the next failure nor a metric.
+CREATE OR REPLACE FUNCTION webhook.saturated(number numeric) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    RETURN least(greatest(number, 0), 1000000000000000000)::bigint;
+
 -- Latencies are counted in classes, eight to a doubling: class c is from 2^(c/8) to 2^((c+1)/8) milliseconds, so a percentile
--- read from them is at most 9% too high. engine/src/figures.rs has the same rule.
+-- read from them is at most 9% too high. engine/src/figures.rs has the same rule. The last class ends after 35,000 years.
+CREATE OR REPLACE FUNCTION webhook.max_latency_class() RETURNS int LANGUAGE sql IMMUTABLE RETURN 399;
+
 CREATE OR REPLACE FUNCTION webhook.latency_class(latency interval) RETURNS int
     LANGUAGE sql IMMUTABLE
-    RETURN floor(8 * ln(greatest(date_part('epoch', latency) * 1000, 1)) / ln(2::float8))::int;
+    RETURN least(floor(8 * ln(greatest(date_part('epoch', latency) * 1000, 1)) / ln(2::float8)), webhook.max_latency_class())::int;
 
 CREATE OR REPLACE FUNCTION webhook.latency_class_end(latency_class int) RETURNS interval
     LANGUAGE sql IMMUTABLE
     RETURN make_interval(secs => power(2::float8, (latency_class + 1) / 8.0::float8) / 1000);
 
--- A histogram is a JSON object: classes, and how many of each.
+-- A histogram is a JSON object: classes, and how many of each. No sender counts 10^12 of a class between two calls.
 CREATE OR REPLACE FUNCTION webhook.is_histogram(latencies jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE
-    RETURN latencies::text ~ '^[{]("[0-9]{1,3}": [0-9]{1,15}(, )?)*[}]$';
+    RETURN latencies::text ~ '^[{]("[1-3]?[0-9]{1,2}": [0-9]{1,12}(, )?)*[}]$';
+
+-- The classes of a histogram, and how many each has. What is no class and no number is left out.
+CREATE OR REPLACE FUNCTION webhook.latency_counts(latencies jsonb) RETURNS TABLE (class int, number numeric)
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+        SELECT e.key::int, e.value::numeric
+        FROM jsonb_each(CASE jsonb_typeof(latencies) WHEN 'object' THEN latencies ELSE '{}' END) AS e
+        WHERE CASE WHEN translate(e.key, '0123456789', '') = '' AND length(e.key) BETWEEN 1 AND 3 AND jsonb_typeof(e.value) = 'number'
+                   THEN e.key::int <= webhook.max_latency_class() ELSE false END;
+    END;
 
 CREATE OR REPLACE FUNCTION webhook.merge_latencies(latencies jsonb, added jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN added = '{}' THEN latencies ELSE
-           (SELECT jsonb_object_agg(merged.class, merged.number)
-            FROM (SELECT e.class, sum(e.number::bigint) AS number
-                  FROM (SELECT * FROM jsonb_each_text(latencies) UNION ALL SELECT * FROM jsonb_each_text(added)) AS e (class, number)
-                  GROUP BY e.class) merged) END;
+           (SELECT jsonb_object_agg(merged.class, webhook.saturated(merged.number))
+            FROM (SELECT c.class, sum(c.number) AS number
+                  FROM (SELECT * FROM webhook.latency_counts(latencies) UNION ALL SELECT * FROM webhook.latency_counts(added)) c
+                  GROUP BY c.class) merged) END;
 
 CREATE OR REPLACE FUNCTION webhook.latency_percentile(latencies jsonb, share numeric) RETURNS interval
     LANGUAGE sql IMMUTABLE
     RETURN (SELECT webhook.latency_class_end(min(climbing.class))
-            FROM (SELECT e.class::int AS class, sum(e.number::bigint) OVER (ORDER BY e.class::int) AS so_far,
-                         sum(e.number::bigint) OVER () AS number
-                  FROM jsonb_each_text(latencies) AS e (class, number)) climbing
+            FROM (SELECT c.class, sum(c.number) OVER (ORDER BY c.class) AS so_far, sum(c.number) OVER () AS number
+                  FROM webhook.latency_counts(latencies) c) climbing
             WHERE climbing.so_far >= share * climbing.number);
 
 -- Adds counts: an array of objects that have the columns of webhook.stat as keys, one for each endpoint. All senders write the
@@ -50,16 +68,15 @@ BEGIN
         FROM jsonb_to_recordset(figures)
             AS f (endpoint_id int, attempts bigint, sent bigint, failed bigint, retried bigint, retries bigint,
                   attempt_latency jsonb, delivery_latency jsonb)
-        WHERE f.endpoint_id > 0 AND webhook.is_histogram(coalesce(f.attempt_latency, '{}'))
-          AND webhook.is_histogram(coalesce(f.delivery_latency, '{}'))
     ), of_all AS (
-        SELECT 0, sum(c.attempts), sum(c.sent), sum(c.failed), sum(c.retried), sum(c.retries),
-               (SELECT jsonb_object_agg(l.class, l.number)
-                FROM (SELECT e.key AS class, sum(e.value::bigint) AS number FROM counted c, jsonb_each_text(c.attempt_latency) AS e
-                      GROUP BY e.key) l),
-               (SELECT jsonb_object_agg(l.class, l.number)
-                FROM (SELECT e.key AS class, sum(e.value::bigint) AS number FROM counted c, jsonb_each_text(c.delivery_latency) AS e
-                      GROUP BY e.key) l)
+        SELECT 0, webhook.saturated(sum(c.attempts)), webhook.saturated(sum(c.sent)), webhook.saturated(sum(c.failed)),
+               webhook.saturated(sum(c.retried)), webhook.saturated(sum(c.retries)),
+               (SELECT jsonb_object_agg(l.class, webhook.saturated(l.number))
+                FROM (SELECT n.class, sum(n.number) AS number FROM counted c, webhook.latency_counts(c.attempt_latency) n
+                      GROUP BY n.class) l),
+               (SELECT jsonb_object_agg(l.class, webhook.saturated(l.number))
+                FROM (SELECT n.class, sum(n.number) AS number FROM counted c, webhook.latency_counts(c.delivery_latency) n
+                      GROUP BY n.class) l)
         FROM counted c HAVING count(*) > 0
     )
     SELECT n.endpoint_id, g.grain, g.begins_at, n.attempts, n.sent, n.failed, n.retried, n.retries,
@@ -70,16 +87,41 @@ BEGIN
                        ('minute', date_trunc('minute', now()))) AS g (grain, begins_at)
     ORDER BY n.endpoint_id, g.grain
     ON CONFLICT (endpoint_id, grain, begins_at) DO UPDATE
-    SET attempts = s.attempts + excluded.attempts, sent = s.sent + excluded.sent, failed = s.failed + excluded.failed,
-        retried = s.retried + excluded.retried, retries = s.retries + excluded.retries,
+    SET attempts = webhook.saturated(s.attempts::numeric + excluded.attempts),
+        sent = webhook.saturated(s.sent::numeric + excluded.sent),
+        failed = webhook.saturated(s.failed::numeric + excluded.failed),
+        retried = webhook.saturated(s.retried::numeric + excluded.retried),
+        retries = webhook.saturated(s.retries::numeric + excluded.retries),
         attempt_latency = webhook.merge_latencies(s.attempt_latency, excluded.attempt_latency),
         delivery_latency = webhook.merge_latencies(s.delivery_latency, excluded.delivery_latency),
         last_sent_at = coalesce(excluded.last_sent_at, s.last_sent_at);
 END $$;
 
--- It waits only briefly for a lock: the sender brings its counts again.
+-- Adds the counts of a sender, which are refused as a whole if one of them is impossible. Counts of an endpoint that is not
+-- known are left out: no retention would find them. It waits only briefly for a lock: the sender brings its counts again.
 CREATE OR REPLACE FUNCTION webhook.add_figures(figures jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '250 ms' AS $$
+DECLARE
+    below CONSTANT bigint := 1000000000000;
+    impossible record;
 BEGIN
-    PERFORM webhook.count_figures(figures);
+    SELECT f.endpoint_id INTO impossible
+    FROM jsonb_to_recordset(figures)
+        AS f (endpoint_id int, attempts bigint, sent bigint, failed bigint, retried bigint, retries bigint,
+              attempt_latency jsonb, delivery_latency jsonb)
+    CROSS JOIN LATERAL (SELECT array_remove(ARRAY[f.attempts, f.sent, f.failed, f.retried, f.retries], NULL) AS counts) c
+    WHERE (f.endpoint_id > 0 AND 0 <= ALL (c.counts) AND below > ALL (c.counts)
+           AND webhook.is_histogram(coalesce(f.attempt_latency, '{}'))
+           AND webhook.is_histogram(coalesce(f.delivery_latency, '{}'))) IS NOT TRUE
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'figures of endpoint % are impossible', impossible.endpoint_id USING ERRCODE = 'invalid_parameter_value',
+            DETAIL = format('A count is at least 0 and below %s, and a latency class is between 0 and %s.',
+                            below, webhook.max_latency_class());
+    END IF;
+    PERFORM webhook.count_figures(jsonb_agg(f))
+    FROM jsonb_array_elements(figures) AS f
+    WHERE EXISTS (SELECT FROM webhook.endpoint e WHERE e.id = (f ->> 'endpoint_id')::int OFFSET 0)
+       OR EXISTS (SELECT FROM webhook.removed_endpoint r WHERE r.id = (f ->> 'endpoint_id')::int OFFSET 0)
+    HAVING count(*) > 0;
 END $$;

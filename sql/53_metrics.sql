@@ -39,16 +39,16 @@ END $$;
 
 CREATE OR REPLACE VIEW webhook.metrics AS
 WITH recent AS (
-    SELECT sum(s.attempts) AS attempts, sum(s.sent) AS sent, sum(s.failed) AS failed, sum(s.sent + s.failed) AS finished,
+    SELECT sum(s.attempts) AS attempts, sum(s.sent) AS sent, sum(s.failed) AS failed, sum(s.sent) + sum(s.failed) AS finished,
            sum(s.retried) AS retried, sum(s.retries) AS retries
     FROM webhook.stat s
     WHERE s.endpoint_id = 0 AND s.grain = 'minute' AND s.begins_at > now() - interval '15 min'
 ), latencies AS (
     SELECT jsonb_object_agg(l.class, l.number) AS of_deliveries
-    FROM (SELECT e.key AS class, sum(e.value::bigint) AS number
-          FROM webhook.stat s, jsonb_each_text(s.delivery_latency) AS e
+    FROM (SELECT c.class, sum(c.number) AS number
+          FROM webhook.stat s, webhook.latency_counts(s.delivery_latency) c
           WHERE s.endpoint_id = 0 AND s.grain = 'minute' AND s.begins_at > now() - interval '15 min'
-          GROUP BY e.key) l
+          GROUP BY c.class) l
 ), measured AS (
     SELECT m.*
     FROM recent r, latencies l, webhook.gauges() g

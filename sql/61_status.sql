@@ -112,7 +112,7 @@ BEGIN
                'kind', s.kind, 'host', s.host, 'version', s.version, 'since', s.begun_at,
                'in_flight', CASE s.kind WHEN 'worker' THEN in_flight_of_worker ELSE s.in_flight END,
                'shares', (SELECT count(*) FROM webhook.share h WHERE h.sender_id = s.id)) ORDER BY s.id), '[]'),
-           coalesce(sum(s.in_flight) FILTER (WHERE s.kind = 'relay'), 0)
+           least(coalesce(sum(s.in_flight) FILTER (WHERE s.kind = 'relay'), 0), 1000000000)
     INTO senders, in_flight_of_relays
     FROM webhook.sender s WHERE s.id = ANY (living);
 END $$;

@@ -1,6 +1,11 @@
--- The API as a table: names, the level that a role needs, and a sentence. webhook.privileges(), 80_comments.sql and
--- docs/reference.md come from it, and a test compares them. A part is a function of schema webhook that callers execute with
--- their own rights: the work of a thin function, a step of a procedure, a function that a view calls.
+-- The API as two tables. They are the only source of grants: webhook_grant() gives what they list and nothing else, so a new
+-- table or function is the owner's alone until it has a row here. 80_comments.sql and docs/reference.md come from them too, and
+-- tests compare all of it with the catalogs.
+--
+-- The first table has each object, the lowest level that gets it, and a sentence: EXECUTE on a function, SELECT on a table, view
+-- or sequence, USAGE on a type. A part is a function of schema webhook that callers execute with their own rights: the work of a
+-- thin function, a step of a procedure, a function that a view, a CHECK or an index calls. sql/01_native.sql and its stand-in
+-- have the objects that only one kind of installation has.
 --
 -- Functions and views only grow: a released name keeps its parameters and columns; new ones come last. pgrx-tests/api-*.txt
 -- has the names of releases, and a test compares them.
@@ -8,6 +13,8 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
     RETURNS SETOF record
     LANGUAGE sql IMMUTABLE
     BEGIN ATOMIC
+        SELECT * FROM webhook.native_api()
+        UNION ALL
         VALUES
             ('function', 'webhook_emit', 'emit',
              'Emits an event in the transaction of its caller, and returns its id.'),
@@ -92,6 +99,11 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('view', 'failed', 'read', 'Dead letters with their events and last attempts.'),
             ('view', 'endpoint_status', 'read', 'Each endpoint and how it is doing.'),
             ('view', 'waiting', 'read', 'Deliveries that wait, and why, in a word.'),
+            ('sequence', 'alert_id_seq', 'admin', 'Numbers of alerts.'),
+            ('sequence', 'endpoint_id_seq', 'admin', 'Ids of endpoints.'),
+            ('sequence', 'sender_id_seq', 'admin', 'Numbers of runs of senders.'),
+            ('type', 'backfill', 'operate', 'Where a run of webhook_backfill() stands.'),
+            ('type', 'replay', 'operate', 'Where a run of webhook_replay_all() stands.'),
             ('part', 'did_you_mean', 'emit',
              'For a HINT: the names that are close to one that does not exist; null where none is.'),
             ('part', 'emit', 'emit', 'The work of webhook_emit().'),
@@ -118,6 +130,8 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'watch_definitions', 'emit', 'The triggers that a watch would make.'),
             ('part', 'watch_triggers', 'emit', 'The triggers that webhook_watch() has made for the table.'),
             ('part', 'address', 'read', 'The address of an endpoint: its name, or tenant/name.'),
+            ('part', 'api', 'read', 'The API as a table: each object, its level and a sentence.'),
+            ('part', 'api_grants', 'read', 'The privileges of each level beyond those of webhook.api().'),
             ('part', 'attempt_reasons', 'read', 'Reason codes of attempts, and what each means.'),
             ('part', 'awaits_its_time', 'read',
              'Whether only its time keeps a delivery back: it is neither in flight nor parked nor behind another.'),
@@ -135,9 +149,12 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
             ('part', 'is_reason', 'read', 'Whether a text is a reason code.'),
             ('part', 'is_verdict', 'read', 'Whether a text is a verdict.'),
             ('part', 'latency_class_end', 'read', 'The longest latency of a class.'),
+            ('part', 'latency_counts', 'read', 'The classes of a histogram of webhook.stat, and how many each has.'),
             ('part', 'latency_percentile', 'read', 'A percentile of a histogram of webhook.stat.'),
+            ('part', 'max_latency_class', 'read', 'The last class of latencies.'),
             ('part', 'masked_url', 'read',
              'A URL without its path and query, for those who may not see credentials.'),
+            ('part', 'native_api', 'read', 'Rows of webhook.api() that only this kind of installation has.'),
             ('part', 'newest_public_key', 'read', 'The work of webhook_public_key().'),
             ('part', 'own_origin', 'read', 'The origin of this installation, for views, which run with the rights of their reader.'),
             ('part', 'payload_size', 'read', 'The bytes of an event''s payload, as text.'),
@@ -166,6 +183,21 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
              'Refuses a procedure that commits where it cannot commit, and says what to do.'),
             ('part', 'reset_breaker', 'operate', 'The work of webhook_reset_breaker().'),
             ('part', 'resume', 'operate', 'The work of webhook_resume().'),
+            ('part', 'adopt', 'admin', 'The work of webhook_adopt().'),
+            ('part', 'backoff_delay', 'admin', 'The delay before the next attempt under a policy.'),
+            ('part', 'copy_policy', 'admin', 'The work of webhook_copy_policy().'),
+            ('part', 'newest_hmac_secret', 'admin', 'The work of webhook_hmac_secret().'),
+            ('part', 'newest_secret', 'admin', 'The work of webhook_secret().'),
+            ('part', 'own_delay', 'admin', 'The delay of a policy after so many attempts, without Retry-After.'),
+            ('part', 'preview', 'admin', 'The work of webhook_preview().'),
+            ('part', 'remove_endpoint', 'admin', 'The work of webhook_remove_endpoint().'),
+            ('part', 'rotate_hmac_secret', 'admin', 'The work of webhook_rotate_hmac_secret().'),
+            ('part', 'rotate_key', 'admin', 'The work of webhook_rotate_key().'),
+            ('part', 'rotate_secret', 'admin', 'The work of webhook_rotate_secret().'),
+            ('part', 'set_endpoint', 'admin', 'The work of webhook_set_endpoint().'),
+            ('part', 'shortest_wait', 'admin', 'The shortest delay before a retry.'),
+            ('part', 'subscription_keys', 'admin', 'The keys under which an endpoint is found, for the index of endpoints.'),
+            ('part', 'verdict', 'admin', 'The meaning of an outcome under a policy.'),
             ('part', 'add_figures', 'relay', 'Adds the counts of a sender to webhook.stat.'),
             ('part', 'agenda', 'relay',
              'The next page of endpoints with deliveries in the queue, and the position of each.'),
@@ -199,4 +231,35 @@ CREATE OR REPLACE FUNCTION webhook.api(OUT kind text, OUT name text, OUT level t
              'Takes a sender''s part of the free shares, and returns the shares that it holds.'),
             ('part', 'turn_away', 'relay',
              'Ends due deliveries of endpoints whose open breaker does not hold them.');
+    END;
+
+-- The second table has what a level may do to a table beyond SELECT on all of it; no columns means all columns. A column that
+-- is not listed, say a new one, stays the owner's.
+--
+-- The tables that only senders write, such as breakers, figures and shares, have no row here: functions change them.
+CREATE OR REPLACE FUNCTION webhook.api_grants(OUT name text, OUT level text, OUT privilege text, OUT columns text[])
+    RETURNS SETOF record
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+        VALUES
+            -- All but URL, headers and template, which have credentials.
+            ('endpoint', 'read', 'SELECT',
+             '{id, tenant, name, event_types, filter, policy, format, max_in_flight, rate_limit, metadata, origin, paused_at,
+               disabled_at, disabled_reason, created_at}'::text[]),
+            ('delivery', 'operate', 'UPDATE', '{status, attempts, next_attempt_at, last_error}'),
+            ('dead_letter', 'operate', 'DELETE', NULL),
+            ('policy', 'admin', 'INSERT', NULL),
+            ('policy', 'admin', 'UPDATE', NULL),
+            ('policy', 'admin', 'DELETE', NULL),
+            -- webhook_set_endpoint() makes endpoints, and webhook_adopt() changes their origin.
+            ('endpoint', 'admin', 'UPDATE',
+             '{tenant, name, url, event_types, filter, policy, headers, format, template, max_in_flight, rate_limit, metadata,
+               paused_at, disabled_at, disabled_reason}'),
+            ('endpoint', 'admin', 'DELETE', NULL),
+            -- webhook_rotate_secret() and its like make secrets.
+            ('secret', 'admin', 'UPDATE', '{expires_at}'),
+            ('secret', 'admin', 'DELETE', NULL),
+            ('settings', 'admin', 'INSERT', NULL),
+            ('settings', 'admin', 'UPDATE', NULL),
+            ('settings', 'admin', 'DELETE', NULL);
     END;

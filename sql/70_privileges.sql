@@ -7,60 +7,50 @@
 --   admin    does all of it; manages endpoints, policies and secrets
 --   relay    delivers, for webhook-relay: claims, settles, gets routes with their secrets, and does the upkeep
 --
--- Only webhook_owner has TRIGGER: a trigger on our tables would run as the worker. No role gets our trigger functions, which
--- run as webhook_owner: on a table of the caller's they would meet columns of the caller's types, and so call the caller's
--- casts and domain checks. Our own triggers fire without any privilege. webhook_trigger() is made for tables of others, and
--- takes the rights of webhook_owner only when nothing is left of their rows but JSON.
+-- 66_public_api.sql lists what each level gets, object by object; nothing else is ever granted. Only webhook_owner has TRIGGER: a
+-- trigger on our tables would run as the worker. No role gets our trigger functions, which run as webhook_owner: on a table of
+-- the caller's they would meet columns of the caller's types, and so call the caller's casts and domain checks. Our own triggers
+-- fire without any privilege. webhook_trigger() is made for tables of others, and takes the rights of webhook_owner only when
+-- nothing is left of their rows but JSON.
 
--- One row for each object. A function that people call has two: the thin one and the one that does the work.
+-- The levels, each with those that it includes and with a function of schema webhook that no lesser level has.
+CREATE OR REPLACE FUNCTION webhook.level_list(OUT level text, OUT includes text[], OUT hallmark text) RETURNS SETOF record
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+        VALUES ('emit', '{emit}'::text[], 'emit'),
+               ('read', '{read}', 'status'),
+               ('operate', '{read, operate}', 'pause'),
+               ('admin', '{emit, read, operate, admin, relay}', 'set_endpoint'),
+               ('relay', '{relay}', 'exchange');
+    END;
+
+-- What GRANT and REVOKE say of a level, one row for each object and privilege. A function that people call has two: the thin
+-- one and the one that does the work.
 CREATE OR REPLACE FUNCTION webhook.privileges(level text) RETURNS SETOF text
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- webhook_watch() runs as its caller and calls these: each reads only the system's catalogs or its arguments.
-    called_by_watch CONSTANT text[] :=
-        '{watch_commands, watch_definitions, watch_triggers, require_watchable, require_watch, reported_name, refuse_condition,
-          is_event_type, refuse_event_type, did_you_mean, virtual_columns}';
-    -- These belong to the owner alone, beside those of the API that are a superuser's.
-    of_the_owner CONSTANT text[] :=
-        '{grant_level, revoke_level, grant_connect, withdraw_grants, unsent, write_installation,
-          recognise_installation, renew_levels, renew_grants, holders}';
+    included CONSTANT text[] := (SELECT l.includes FROM webhook.level_list() l WHERE l.level = privileges.level);
 BEGIN
-    RETURN QUERY
-    SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure)
-    FROM webhook.members() m JOIN pg_proc p ON p.oid = m.routine LEFT JOIN webhook.api() a
-         ON a.name = m.name AND a.kind IN ('function', 'procedure', 'part')
-    WHERE a.level = privileges.level
-       -- The writers of watched tables call these.
-       OR (privileges.level = 'emit' AND webhook.is_portable() AND m.name LIKE 'capture%')
-       OR (privileges.level = 'admin' AND a.level IS DISTINCT FROM 'superuser' AND m.name <> ALL (of_the_owner)
-           AND p.prorettype <> 'trigger'::regtype);
-
-    IF level IN ('emit', 'relay') THEN
-        RETURN NEXT 'USAGE ON SCHEMA webhook';
-    ELSIF level = 'read' THEN
-        RETURN NEXT 'USAGE ON SCHEMA webhook';
-        RETURN QUERY
-        SELECT format('SELECT ON webhook.%I', a.name) FROM webhook.api() a WHERE a.kind IN ('table', 'view') AND a.level = 'read';
-        RETURN QUERY
-        SELECT format('SELECT (%s) ON webhook.endpoint', string_agg(quote_ident(a.attname), ', ')) FROM pg_attribute a
-        WHERE a.attrelid = 'webhook.endpoint'::regclass AND a.attnum > 0 AND NOT a.attisdropped
-          AND a.attname NOT IN ('url', 'headers', 'template');
-    ELSIF level = 'operate' THEN
-        RETURN NEXT 'UPDATE (status, attempts, next_attempt_at, last_error) ON webhook.delivery';
-        RETURN NEXT 'DELETE ON webhook.dead_letter';
-        RETURN NEXT 'USAGE ON TYPE webhook.replay, webhook.backfill';
-        RETURN QUERY SELECT webhook.privileges('read');
-    ELSIF level = 'admin' THEN
-        RETURN NEXT 'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA webhook';
-        RETURN NEXT 'USAGE, SELECT ON ALL SEQUENCES IN SCHEMA webhook';
-        RETURN NEXT 'USAGE ON TYPE webhook.judgement, webhook.outcome';
-        RETURN QUERY SELECT webhook.privileges('operate');
-        RETURN QUERY SELECT webhook.privileges('emit');
-        RETURN QUERY SELECT webhook.privileges('relay');
-    ELSE
+    IF included IS NULL THEN
         RAISE EXCEPTION 'level "%" does not exist', level USING ERRCODE = 'invalid_parameter_value',
             HINT = 'The levels are emit, read, operate, admin and relay.';
     END IF;
+    RETURN NEXT 'USAGE ON SCHEMA webhook';
+    RETURN QUERY
+    SELECT format('EXECUTE ON ROUTINE %s', m.routine::regprocedure)
+    FROM webhook.api() a JOIN webhook.members() m USING (name)
+    WHERE a.level = ANY (included) AND a.kind IN ('function', 'procedure', 'part');
+    RETURN QUERY
+    SELECT CASE WHEN a.kind = 'type' THEN format('USAGE ON TYPE webhook.%I', a.name)
+                WHEN a.kind = 'sequence' THEN format('SELECT ON SEQUENCE webhook.%I', a.name)
+                ELSE format('SELECT ON TABLE webhook.%I', a.name) END
+    FROM webhook.api() a
+    WHERE a.level = ANY (included) AND a.kind IN ('table', 'view', 'sequence', 'type');
+    RETURN QUERY
+    SELECT format('%s%s ON TABLE webhook.%I', g.privilege,
+                  (SELECT ' (' || string_agg(quote_ident(c), ', ') || ')' FROM unnest(g.columns) AS c), g.name)
+    FROM webhook.api_grants() g JOIN webhook.api() a ON a.name = g.name AND a.kind = 'table'
+    WHERE g.level = ANY (included);
 END $$;
 
 -- It takes a name and not a regrole: of two functions that fit a literal, the server prefers the one that takes text, and that
@@ -106,13 +96,13 @@ BEGIN
     END IF;
 END $$;
 
--- The roles that have a level, found by a function of schema webhook that no lesser level has. Functions in the schema of the
--- extension prove nothing: GRANT .. ON ALL FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
+-- The roles that have a level, found by its hallmark. Functions in the schema of the extension prove nothing: GRANT .. ON ALL
+-- FUNCTIONS IN SCHEMA gives them to roles that can do nothing with them.
 CREATE OR REPLACE FUNCTION webhook.holders(level text) RETURNS SETOF oid
     LANGUAGE sql STABLE
     BEGIN ATOMIC
         SELECT a.grantee
-        FROM (VALUES ('emit', 'emit'), ('read', 'status'), ('operate', 'pause'), ('admin', 'set_endpoint'), ('relay', 'exchange')) AS l (level, hallmark)
+        FROM webhook.level_list() l
         JOIN pg_proc p ON p.proname = l.hallmark AND p.pronamespace = 'webhook'::regnamespace
         CROSS JOIN LATERAL aclexplode(p.proacl) a
         WHERE l.level = holders.level AND a.grantee <> p.proowner;
@@ -124,9 +114,9 @@ CREATE OR REPLACE FUNCTION webhook.revoke_level(role text, level text) RETURNS v
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     from_role regrole := webhook.require_role(role);
-    taken text[] := CASE level WHEN 'admin' THEN '{emit, read, operate, admin, relay}' WHEN 'operate' THEN '{read, operate}' ELSE ARRAY[level] END;
-    kept text[] := ARRAY(SELECT other FROM unnest('{emit, read, operate, admin, relay}'::text[]) AS other
-                         WHERE other <> ALL (taken) AND from_role IN (SELECT webhook.holders(other)));
+    taken text[] := (SELECT l.includes FROM webhook.level_list() l WHERE l.level = revoke_level.level);
+    kept text[] := ARRAY(SELECT l.level FROM webhook.level_list() l
+                         WHERE l.level <> ALL (taken) AND from_role IN (SELECT webhook.holders(l.level)));
     api record;
     privilege text;
 BEGIN

@@ -13,7 +13,7 @@ BEGIN
         WHERE a.kind IN ('function', 'procedure', 'part')
         UNION ALL
         SELECT upper(a.kind), format('webhook.%I', a.name), a.comment FROM webhook.api() a
-        WHERE a.kind IN ('table', 'view')
+        WHERE a.kind IN ('table', 'view', 'sequence', 'type')
     LOOP
         EXECUTE format('COMMENT ON %s %s IS %L', entry.kind, entry.name, entry.comment);
     END LOOP;
@@ -24,17 +24,11 @@ COMMENT ON ROUTINE webhook.address_name IS 'The name in an address.';
 COMMENT ON ROUTINE webhook.address_tenant IS 'The tenant in an address; null for none.';
 COMMENT ON ROUTINE webhook.addressed_endpoints IS
     'The endpoints of an address, which may name all of a tenant.';
-COMMENT ON ROUTINE webhook.adopt IS 'The work of webhook_adopt().';
 COMMENT ON ROUTINE webhook.alert_about IS 'An alert, until webhook.alert has it.';
-COMMENT ON ROUTINE webhook.api IS 'The API as a table.';
 COMMENT ON ROUTINE webhook.api_schema IS
     'The schema of the functions that people call, and whether it holds nothing else.';
 COMMENT ON ROUTINE webhook.as_event_id IS 'A text as the id of an event; null if it is none.';
 COMMENT ON ROUTINE webhook.backlog_limit IS 'Disk space of the deliveries of one endpoint that raises an alert.';
-COMMENT ON ROUTINE webhook.backoff_delay(p webhook.policy, attempts integer, retry_after interval, draw double precision) IS
-    'The delay before the next attempt under a policy.';
-COMMENT ON ROUTINE webhook.backoff_delay(policy_name text, attempts integer, retry_after interval) IS
-    'The delay before the next attempt under a policy.';
 COMMENT ON ROUTINE webhook.call_followers IS
     'Makes deliveries due that waited for the turn of their ordering key.';
 COMMENT ON ROUTINE webhook.cancel_superseded IS
@@ -50,7 +44,6 @@ COMMENT ON ROUTINE webhook.closed IS 'A breaker as it is when it has just closed
 COMMENT ON ROUTINE webhook.configured IS 'A setting as somebody has set it; null where nobody has.';
 COMMENT ON ROUTINE webhook.cooldown IS 'The time from the opening of a breaker to its next probe.';
 COMMENT ON ROUTINE webhook.count_signatures IS 'The number of signatures in the templates of headers.';
-COMMENT ON ROUTINE webhook.copy_policy IS 'The work of webhook_copy_policy().';
 COMMENT ON ROUTINE webhook.count_figures IS 'Adds counts to webhook.stat.';
 COMMENT ON ROUTINE webhook.discard IS
     'Deletes dead letters with their attempts, and events that nothing needs any more.';
@@ -63,6 +56,7 @@ COMMENT ON ROUTINE webhook.emit_events IS
 COMMENT ON ROUTINE webhook.emit_possible_changes IS
     'Emits a batch of changes, and counts those that cannot be emitted.';
 COMMENT ON ROUTINE webhook.end_catching_up IS 'Ends the bringing forward of retries where none is left.';
+COMMENT ON ROUTINE webhook.ended_at IS 'When an attempt ended that a sender reports so many milliseconds later.';
 COMMENT ON ROUTINE webhook.endpoint_at IS 'The endpoint of an address; no row where there is none.';
 COMMENT ON ROUTINE webhook.endpoint_without_credentials IS 'An endpoint without URL, headers and template.';
 COMMENT ON ROUTINE webhook.error_in_words IS 'An error of ours as a sentence.';
@@ -127,6 +121,7 @@ COMMENT ON ROUTINE webhook.judgement IS 'The meaning of an outcome for its deliv
 COMMENT ON ROUTINE webhook.key_hash IS 'The form of a key that can be compared when its text must not be kept.';
 COMMENT ON ROUTINE webhook.largest_backlog IS 'The endpoint that has most of a long queue, and the disk space of its deliveries.';
 COMMENT ON ROUTINE webhook.latency_class IS 'The class of a latency, eight to a doubling.';
+COMMENT ON ROUTINE webhook.level_list IS 'The levels, what each includes, and a function that no lesser level has.';
 COMMENT ON ROUTINE webhook.living_senders IS 'Senders that may send.';
 COMMENT ON ROUTINE webhook.longest_request_seconds IS
     'The longest that a request may take under the policies in use.';
@@ -149,8 +144,6 @@ COMMENT ON ROUTINE webhook.new_id IS 'A new id of an event: a UUID of version 7.
 COMMENT ON ROUTINE webhook.new_private_key IS 'A new private key, with its public key.';
 COMMENT ON ROUTINE webhook.new_hmac_secret IS 'A new secret for signatures in headers.';
 COMMENT ON ROUTINE webhook.new_secret IS 'A new signing secret.';
-COMMENT ON ROUTINE webhook.newest_hmac_secret IS 'The work of webhook_hmac_secret().';
-COMMENT ON ROUTINE webhook.newest_secret IS 'The work of webhook_secret().';
 COMMENT ON ROUTINE webhook.next_claims IS 'The claims on the next page of the queue.';
 COMMENT ON ROUTINE webhook.next_look_at_breaker IS
     'When to look again at an endpoint whose breaker is not closed.';
@@ -159,7 +152,6 @@ COMMENT ON ROUTINE webhook.next_orphans IS 'The next deliveries that wait for re
 COMMENT ON ROUTINE webhook.note_lost_senders IS 'Notes which sessions of senders have ended.';
 COMMENT ON ROUTINE webhook.opened IS 'A breaker as it is when it has just opened.';
 COMMENT ON ROUTINE webhook.origin IS 'The origin that endpoints of this installation carry.';
-COMMENT ON ROUTINE webhook.own_delay IS 'The delay of a policy after so many attempts, without Retry-After.';
 COMMENT ON ROUTINE webhook.page_of_events IS 'The next events in the order of their emission.';
 COMMENT ON ROUTINE webhook.parameters IS 'The meaning of each parameter of the API.';
 COMMENT ON ROUTINE webhook.result_columns IS 'The meaning of each column that a function of the API returns.';
@@ -175,7 +167,6 @@ COMMENT ON ROUTINE webhook.pick IS 'Locks due deliveries for a sender, so many f
 COMMENT ON ROUTINE webhook.pick_exceptions IS
     'Deliveries that go out although their endpoint is not served: probes and tests.';
 COMMENT ON ROUTINE webhook.policy_of IS 'The policy of that name, or the default.';
-COMMENT ON ROUTINE webhook.preview IS 'The work of webhook_preview().';
 COMMENT ON ROUTINE webhook.printable IS 'A text without characters that could act in a terminal.';
 COMMENT ON ROUTINE webhook.privileges IS 'The privileges of a level, in the words of GRANT.';
 COMMENT ON ROUTINE webhook.probe_is_due IS 'Whether a breaker is due for a probe.';
@@ -204,7 +195,6 @@ COMMENT ON ROUTINE webhook.refuse_update_of_leaf IS 'Trigger: refuses an UPDATE 
 COMMENT ON ROUTINE webhook.release_lost IS 'Requeues claims of a lost worker; the attempt stays counted.';
 COMMENT ON ROUTINE webhook.remember_removed_endpoint IS 'Trigger: notes the removal of an endpoint.';
 COMMENT ON ROUTINE webhook.remember_routes IS 'Lets this session remember the routes of an event type.';
-COMMENT ON ROUTINE webhook.remove_endpoint IS 'The work of webhook_remove_endpoint().';
 COMMENT ON ROUTINE webhook.remove_keys IS
     'Removes the keys of an event''s finished deliveries; returns how many had one.';
 COMMENT ON ROUTINE webhook.render_request IS 'The request that an attempt would send now.';
@@ -233,9 +223,6 @@ COMMENT ON ROUTINE webhook.require_secret IS
     'Refuses a signing secret that is not valid, without showing it.';
 COMMENT ON ROUTINE webhook.retention_lag IS 'How far retention is behind; null where it is not.';
 COMMENT ON ROUTINE webhook.revoke_level IS 'The work of webhook_revoke().';
-COMMENT ON ROUTINE webhook.rotate_hmac_secret IS 'The work of webhook_rotate_hmac_secret().';
-COMMENT ON ROUTINE webhook.rotate_key IS 'The work of webhook_rotate_key().';
-COMMENT ON ROUTINE webhook.rotate_secret IS 'The work of webhook_rotate_secret().';
 COMMENT ON ROUTINE webhook.ring IS 'Tells relays that something was committed for them.';
 COMMENT ON ROUTINE webhook.route_stamp IS 'The versions of the rows that a route is made of.';
 COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
@@ -243,23 +230,21 @@ COMMENT ON ROUTINE webhook.routes(tenant text, event_type text) IS
 COMMENT ON ROUTINE webhook.routes(endpoint_ids integer[]) IS
     'URL, headers and secrets of endpoints, for the sender.';
 COMMENT ON ROUTINE webhook.routes_changed IS 'Trigger: makes every session forget its routes.';
+COMMENT ON ROUTINE webhook.saturated IS 'A count, or the largest one that is kept.';
 COMMENT ON ROUTINE webhook.sendable_now IS 'The deliveries of an endpoint that may be claimed now.';
 COMMENT ON ROUTINE webhook.sender_lock IS 'The first key of the advisory lock that a sender holds.';
 COMMENT ON ROUTINE webhook.senders_at_work IS 'The senders of this database, for people.';
 COMMENT ON ROUTINE webhook.server_mark IS
     'A mark that tells this server from one that a dump was restored to.';
-COMMENT ON ROUTINE webhook.set_endpoint IS 'The work of webhook_set_endpoint().';
 COMMENT ON ROUTINE webhook.set_followers_aside IS
     'Sets deliveries aside that wait for the turn of their ordering key, and returns the others.';
 COMMENT ON ROUTINE webhook.setting IS 'A setting of webhook by its name, or its default.';
 COMMENT ON ROUTINE webhook.settle IS 'Records the outcomes of attempts.';
 COMMENT ON ROUTINE webhook.settle_successes IS 'Records successes of endpoints that are well.';
-COMMENT ON ROUTINE webhook.shortest_wait IS 'The shortest delay before a retry.';
 COMMENT ON ROUTINE webhook.similar_addresses IS
     'For a HINT: addresses that are close to one that does not exist.';
 COMMENT ON ROUTINE webhook.span_in_words IS 'A length of time, for people.';
 COMMENT ON ROUTINE webhook.subscribers IS 'The endpoints that are subscribed under these keys.';
-COMMENT ON ROUTINE webhook.subscription_keys IS 'The keys under which an endpoint is found.';
 COMMENT ON ROUTINE webhook.supersede IS 'Cancels deliveries that a newer one supersedes.';
 COMMENT ON ROUTINE webhook.superseded IS 'Deliveries that a new event supersedes.';
 COMMENT ON ROUTINE webhook.system_identifier IS 'The system identifier of the server.';
@@ -273,7 +258,6 @@ COMMENT ON ROUTINE webhook.unsent IS
     'The number of deliveries in the queue, asked before the extension is dropped.';
 COMMENT ON ROUTINE webhook.url_problem IS
     'Why the settings of this server forbid a URL; null where they do not.';
-COMMENT ON ROUTINE webhook.verdict IS 'The meaning of an outcome under a policy.';
 COMMENT ON ROUTINE webhook.wake() IS 'Makes the worker of this database look at everything, at commit.';
 COMMENT ON ROUTINE webhook.wake(endpoint_ids integer[], due_at timestamptz) IS
     'Wakes the worker for endpoints that have something due at that time, at commit.';
@@ -303,10 +287,8 @@ COMMENT ON ROUTINE webhook.worker_report IS 'The last report of the worker of th
 COMMENT ON ROUTINE webhook.worker_state IS 'The state of the worker, and what to do about it.';
 COMMENT ON ROUTINE webhook.within_byte_rooms IS 'The picked deliveries that fit into the bytes that each endpoint and all of them may have in flight.';
 COMMENT ON ROUTINE webhook.write_installation IS 'Gives the installation an id.';
-COMMENT ON TYPE webhook.backfill IS 'Where a run of webhook_backfill() stands.';
 COMMENT ON TYPE webhook.judgement IS 'The meaning of the end of an attempt for its delivery: 40_judgement.sql.';
 COMMENT ON TYPE webhook.outcome IS 'An attempt that has ended, with its judgement: 42_settle.sql.';
-COMMENT ON TYPE webhook.replay IS 'Where a run of webhook_replay_all() stands.';
 COMMENT ON DOMAIN webhook.type_beside_json IS 'For drivers that send json.';
 
 COMMENT ON COLUMN webhook.policy.name IS 'Name that endpoints refer to.';

@@ -112,10 +112,13 @@ fn add(sum: &mut BTreeMap<i32, i64>, more: BTreeMap<i32, i64>) {
     }
 }
 
+/// As `webhook.max_latency_class()` has it.
+const MAX_CLASS: i32 = 399;
+
 /// Eight classes to a doubling of milliseconds, as `webhook.latency_class()` has it.
 fn class(latency: Duration) -> i32 {
     let milliseconds = (latency.as_secs_f64() * 1e3).max(1.0);
-    (8.0 * milliseconds.log2()).floor() as i32
+    ((8.0 * milliseconds.log2()).floor() as i32).min(MAX_CLASS)
 }
 
 #[cfg(test)]
@@ -197,5 +200,6 @@ mod tests {
             [0, 999, 1_000, 1_090, 1_091, 2_000, 16_000].map(of),
             [0, 0, 0, 0, 1, 8, 32]
         );
+        assert_eq!(class(Duration::MAX), MAX_CLASS);
     }
 }

@@ -215,8 +215,8 @@ impl<S: Store, W: Wire> Engine<S, W> {
         self.housekeeping.figures_after = last;
         self.housekeeping.next_figures = now + rest(begun.elapsed(), FIGURES_SHARE);
         // Counts that may have been added are not added again: a counter that lacks some is better than one that has
-        // some twice.
-        if matches!(&added, Err(trouble) if !trouble.commit_unknown) {
+        // some twice. Counts that are refused would be refused again, and with them all that come after.
+        if matches!(&added, Err(trouble) if !trouble.commit_unknown && !trouble.is_about_data()) {
             self.figures.put_back(page);
         }
         added

@@ -11,6 +11,7 @@ pub mod database;
 pub mod dead_letters;
 pub mod directory;
 pub mod engine;
+pub mod grants;
 pub mod guarded;
 pub mod host;
 pub mod log;

@@ -164,6 +164,7 @@ fn relations(client: &mut Client, page: &mut String, kind: &str, title: &str) {
         )
         .unwrap();
         let oid: u32 = relation.get(3);
+        grants(client, page, oid);
         for partition in query(
             client,
             "SELECT c.relname::text, obj_description(c.oid), '', '' FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -193,6 +194,27 @@ fn relations(client: &mut Client, page: &mut String, kind: &str, title: &str) {
             };
             writeln!(page, "| {name} | {kind} | {default} | {comment} |").unwrap();
         }
+    }
+}
+
+/// The privileges beyond those of the level, of the table and of its partitions.
+fn grants(client: &mut Client, page: &mut String, table: u32) {
+    let granted = query(
+        client,
+        "SELECT g.level, g.privilege, CASE WHEN c.relispartition THEN ' on `webhook.' || g.name || '`' ELSE '' END,
+                coalesce(array_to_string(g.columns, ', '), '')
+         FROM webhook.api_grants() WITH ORDINALITY AS g (name, level, privilege, columns, ordinal)
+         JOIN pg_class c ON c.relname = g.name AND c.relnamespace = 'webhook'::regnamespace
+         WHERE c.oid = $1 OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = $1)
+         ORDER BY g.ordinal",
+        table,
+    );
+    if !granted.is_empty() {
+        page.push_str("\n| level | may also | columns |\n|---|---|---|\n");
+    }
+    for grant in granted {
+        let [level, privilege, partition, columns] = [0, 1, 2, 3].map(|index| text(&grant, index));
+        writeln!(page, "| `{level}` | {privilege}{partition} | {columns} |").unwrap();
     }
 }
 

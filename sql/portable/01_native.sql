@@ -10,6 +10,21 @@ CREATE OR REPLACE FUNCTION webhook.is_portable() RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN true;
 
+-- Objects of the API that a database with the library has not: 66_public_api.sql. Writers of watched tables execute the
+-- functions that capture rows.
+CREATE OR REPLACE FUNCTION webhook.native_api(OUT kind text, OUT name text, OUT level text, OUT comment text)
+    RETURNS SETOF record
+    LANGUAGE sql IMMUTABLE
+    BEGIN ATOMIC
+        VALUES
+            ('table', 'settings', 'admin', 'Settings that are not at their defaults.'),
+            ('part', 'capture', 'emit', 'Emits a change of a row, for webhook_trigger().'),
+            ('part', 'captured_columns', 'emit', 'The columns of a row that an event shows.'),
+            ('part', 'captured_key', 'emit', 'A key that is made of a row.'),
+            ('part', 'captures_by', 'emit', 'Whether webhook_watch() could have written these options.'),
+            ('part', 'portable_version', 'admin', 'The version of webhook-relay that has made this schema.');
+    END;
+
 -- The version of webhook-relay that has made this schema. Only a portable installation has this function. webhook-relay reads
 -- the text of the body in pg_proc, and never calls a function of a schema that it does not know yet.
 CREATE OR REPLACE FUNCTION webhook.portable_version() RETURNS text
@@ -193,8 +208,6 @@ CREATE TABLE IF NOT EXISTS webhook.settings (
     name  text COLLATE "C" PRIMARY KEY,
     value text NOT NULL
 );
-COMMENT ON TABLE webhook.settings IS 'Settings that are not at their defaults.';
-COMMENT ON FUNCTION webhook.portable_version IS 'The version of webhook-relay that has made this schema.';
 
 -- The value that somebody has set; null if nobody has set one.
 CREATE OR REPLACE FUNCTION webhook.configured(name text) RETURNS text

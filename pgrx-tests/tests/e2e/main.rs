@@ -86,6 +86,7 @@ mod relay;
 mod relay_at_rest;
 mod relay_connection;
 mod relay_health;
+mod relay_level;
 mod relay_service;
 mod released;
 mod releases;

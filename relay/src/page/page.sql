@@ -14,7 +14,7 @@ WITH shown AS MATERIALIZED (
       AND s.endpoint_id = ANY (ARRAY(SELECT 0 UNION ALL SELECT id FROM shown))
 ), hours AS (
     SELECT r.endpoint_id, sum(r.attempts) AS attempts, sum(r.sent) AS sent, sum(r.failed) AS failed,
-           jsonb_agg(jsonb_build_array(r.place, r.sent, greatest(r.attempts - r.sent, 0))) AS minutes
+           jsonb_agg(jsonb_build_array(r.place, r.sent, greatest(r.attempts::numeric - r.sent, 0))) AS minutes
     FROM recent r GROUP BY r.endpoint_id
 ), latencies AS (
     SELECT r.endpoint_id,
@@ -24,9 +24,9 @@ WITH shown AS MATERIALIZED (
                jsonb_object_agg(r.class, r.deliveries) FILTER (WHERE r.deliveries > 0), 0.95)) AS delivery_p95
     FROM (SELECT r.endpoint_id, l.class, sum(l.attempts) AS attempts, sum(l.deliveries) AS deliveries
           FROM recent r
-          CROSS JOIN LATERAL (SELECT a.key, a.value::bigint, 0 FROM jsonb_each_text(r.attempt_latency) a
+          CROSS JOIN LATERAL (SELECT a.class, a.number, 0 FROM webhook.latency_counts(r.attempt_latency) a
                               UNION ALL
-                              SELECT d.key, 0, d.value::bigint FROM jsonb_each_text(r.delivery_latency) d)
+                              SELECT d.class, 0, d.number FROM webhook.latency_counts(r.delivery_latency) d)
               AS l (class, attempts, deliveries)
           GROUP BY r.endpoint_id, l.class) r
     GROUP BY r.endpoint_id

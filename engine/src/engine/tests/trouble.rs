@@ -27,16 +27,20 @@ fn outcomes_of_a_commit_that_nobody_knows_of_are_handed_in_again_and_claims_are_
 }
 
 #[test]
-fn counts_are_added_again_unless_they_may_have_been_added() {
-    for commit_unknown in [false, true] {
+fn counts_are_added_again_unless_they_may_have_been_added_or_are_refused() {
+    for (code, commit_unknown, are_dropped) in [
+        ("08006", false, false),
+        ("08006", true, true),
+        ("22023", false, true),
+    ] {
         let mut engine = engine(Scripted::default());
         engine.figures.finished(&[Finished::default()]);
         engine.store.trouble_with_figures = Some(Trouble {
             commit_unknown,
-            ..Trouble::new("08006", "the connection is lost")
+            ..Trouble::new(code, "figures are not added")
         });
         assert!(engine.flush_figures(Instant::now()).is_err());
-        assert_eq!(engine.figures.is_empty(), commit_unknown);
+        assert_eq!(engine.figures.is_empty(), are_dropped, "{code}");
     }
 }
 

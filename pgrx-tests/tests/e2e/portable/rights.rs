@@ -2,8 +2,38 @@
 
 use serde_json::json;
 use webhook_e2e::database::refusal;
+use webhook_e2e::grants;
 
 use super::shop::Shop;
+
+#[test]
+fn the_catalogs_have_the_grants_that_the_tables_list_and_those_of_the_role_that_installed() {
+    let shop = Shop::installed("granted");
+    let levels = ["emit", "read", "operate", "relay", "admin"];
+    let named = levels.map(|level| (shop.role(&format!("has_{level}"), level), level));
+    let mut roles: Vec<(&str, &str)> = (named.iter())
+        .map(|(role, level)| (role.as_str(), *level))
+        .collect();
+    roles.push((&shop.admin, "admin"));
+    let found = grants::differences(&mut shop.database.connect(), &roles);
+    let expected = [
+        "webhook.grant_level(text,text)",
+        "webhook.revoke_level(text,text)",
+        "webhook_grant(text,text)",
+        "webhook_revoke(text,text)",
+    ]
+    .map(|routine| {
+        format!(
+            "granted and not listed: EXECUTE on routine {routine} to {}",
+            shop.admin
+        )
+    });
+    assert_eq!(found, expected);
+    for (role, level) in &named {
+        shop.as_admin(&format!("SELECT webhook_revoke('{role}', '{level}')"));
+        shop.database.execute(&format!("DROP ROLE {role}"));
+    }
+}
 
 #[test]
 fn everything_belongs_to_a_role_that_nobody_works_as() {
