@@ -14,7 +14,7 @@ use hostile::{Setting, settings};
 use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};
 use crate::looking::role_with;
-use crate::{wait, worker};
+use crate::{pg_config, wait, worker};
 
 /// For a relay, which is a client: a millisecond ends the session of any of them, or its first statement.
 const CLIENTS_END: [&str; 3] = [
@@ -22,6 +22,9 @@ const CLIENTS_END: [&str; 3] = [
     "idle_in_transaction_session_timeout",
     "statement_timeout",
 ];
+
+/// From PostgreSQL 18 on, the server finds PL/pgSQL by it: no client can call a function in PL/pgSQL with a wrong one.
+const LIBRARY_PATH: &str = "dynamic_library_path";
 
 /// Whose settings they are.
 #[derive(Debug, Clone)]
@@ -96,8 +99,11 @@ fn many(stage: &mut Stage, mut scene: Scene, places: &[Place], relay: Option<&st
     left.sort_by_key(|setting| !setting.is_text());
     scene.database.execute(DISABLED);
     if relay.is_some() {
+        let finds_plpgsql_by_path = pg_config::major_version("PG_CONFIG") >= 18;
         left.retain(|setting| {
-            !CLIENTS_END.contains(&setting.name.as_str()) && !setting.ends_connecting()
+            let ends_functions = finds_plpgsql_by_path && setting.name == LIBRARY_PATH;
+            let ends_sessions = CLIENTS_END.contains(&setting.name.as_str());
+            !ends_functions && !ends_sessions && !setting.ends_connecting()
         });
     }
     for round in 0..(scene.size() / 100).clamp(1, MOST_ROUNDS) {
