@@ -101,9 +101,9 @@ fn many(stage: &mut Stage, mut scene: Scene, places: &[Place], relay: Option<&st
     if relay.is_some() {
         let finds_plpgsql_by_path = pg_config::major_version("PG_CONFIG") >= 18;
         left.retain(|setting| {
-            !CLIENTS_END.contains(&setting.name.as_str())
-                && !setting.ends_connecting()
-                && !(finds_plpgsql_by_path && setting.name == LIBRARY_PATH)
+            let ends_functions = finds_plpgsql_by_path && setting.name == LIBRARY_PATH;
+            let ends_sessions = CLIENTS_END.contains(&setting.name.as_str());
+            !ends_functions && !ends_sessions && !setting.ends_connecting()
         });
     }
     for round in 0..(scene.size() / 100).clamp(1, MOST_ROUNDS) {
