@@ -27,6 +27,7 @@ mod database_settings;
 mod databases;
 mod dead_letter;
 mod delivery;
+mod dns_rebinding;
 mod documents;
 mod draining;
 mod drivers;
