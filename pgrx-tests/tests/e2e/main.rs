@@ -68,6 +68,7 @@ mod page;
 mod pausing;
 mod people_and_the_worker;
 mod plans;
+mod planted_objects;
 mod policies;
 mod portable;
 mod positions;
