@@ -47,6 +47,7 @@ mod harness;
 mod header_templates;
 mod health;
 mod hostile;
+mod hostile_copies;
 mod idempotency;
 mod jit;
 mod keys;
