@@ -227,6 +227,12 @@ BEGIN
         RAISE EXCEPTION 'endpoint is not valid' USING ERRCODE = 'invalid_parameter_value', DETAIL = problem, HINT = remedy;
     END IF;
 
+    -- The origin of a copy can be computed before the copy is made. No row that is written here may have it, or the copy would
+    -- serve the endpoint without webhook_adopt(). An origin that is not ours is marked, and so equals none.
+    IF NEW.origin IS DISTINCT FROM OLD.origin AND NEW.origin <> webhook.origin() AND NEW.origin NOT LIKE 'unadopted:%' THEN
+        NEW.origin := 'unadopted:' || NEW.origin;
+    END IF;
+
     -- On INSERT webhook_set_endpoint() checks these: a restore may bring endpoints before policies.
     IF TG_OP = 'UPDATE' AND NEW.policy <> OLD.policy THEN
         PERFORM webhook.require_policy(NEW.policy);
@@ -335,7 +341,7 @@ CREATE OR REPLACE FUNCTION webhook.set_endpoint(
     endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
     template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, hmac_secret text,
     OUT id int, OUT secret text, OUT changed text[])
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     is_new boolean := false;

@@ -320,11 +320,11 @@ CREATE OR REPLACE FUNCTION webhook.watch(
     RETURNS SETOF text
     LANGUAGE plpgsql AS $$
 DECLARE
-    command text;
-    code text;
-    message text;
-    detail text;
-    hint text;
+    command pg_catalog.text;
+    code pg_catalog.text;
+    message pg_catalog.text;
+    detail pg_catalog.text;
+    hint pg_catalog.text;
 BEGIN
     FOR command IN
         SELECT webhook.watch_commands(target, prefix, operations, changed, include, exclude, condition, ordering_key,

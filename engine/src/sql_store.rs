@@ -85,7 +85,9 @@ const TAKE_SHARES: &str = "SELECT pg_catalog.to_jsonb(s)::text FROM webhook.take
 const RING: &str = "SELECT webhook.ring()";
 const RELEASE_SHARES: &str = "SELECT webhook.release_shares($1, $2)";
 /// Looks the function up in the catalog first, since SQL that is not there cannot be called. It is that of the
-/// extension; or of the schema that webhook-relay has made, if it belongs to a role that no client can be.
+/// extension; or of the schema that webhook-relay has made, if it belongs to a role that no client can be. Every owner
+/// of a database can give a schema to a predefined role, and a worker calls functions of its own role alone: the
+/// schema may be a stranger's, whose functions would run with the rights of this session.
 const EXAMINE: &str = "
     SELECT x.oid::pg_catalog.text, pg_catalog.current_database()::pg_catalog.text,
            pg_catalog.to_regprocedure('webhook.protocol()') IS NOT NULL
@@ -93,6 +95,7 @@ const EXAMINE: &str = "
           UNION ALL
           SELECT n.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
           WHERE n.nspname = 'webhook' AND (NOT r.rolcanlogin OR r.rolconnlimit = 0)
+            AND CASE session_user WHEN 'webhook_owner' THEN r.rolname = session_user ELSE r.oid >= 16384 END
             AND pg_catalog.to_regprocedure('webhook.portable_version()') IS NOT NULL) x
     LIMIT 1";
 const PROTOCOL: &str = "SELECT webhook.protocol()";

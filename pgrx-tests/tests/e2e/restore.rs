@@ -210,7 +210,8 @@ fn fill(database: &Database, receiver: &Receiver) -> Filled {
     Filled { secret, pending }
 }
 
-/// Every row of every table of the extension that a dump has: neither alerts nor the numbers of workers that run.
+/// Every row of every table of the extension that a dump has: neither alerts nor the numbers of workers that run. A
+/// restored endpoint differs by the mark of its origin.
 fn contents(database: &Database) -> BTreeMap<String, String> {
     let mut client = database.connect();
     let tables = "SELECT relname::text FROM pg_class
@@ -218,8 +219,9 @@ fn contents(database: &Database) -> BTreeMap<String, String> {
     let tables = client.query(tables, &[]).unwrap();
     let mut contents = BTreeMap::new();
     for table in tables.iter().map(|row| row.get::<_, String>(0)) {
-        let rows =
-            format!("SELECT string_agg(t::text, E'\\n' ORDER BY t::text) FROM webhook.{table} t");
+        let rows = format!(
+            "SELECT string_agg(replace(t::text, 'unadopted:', ''), E'\\n' ORDER BY t::text) FROM webhook.{table} t"
+        );
         let rows: Option<String> = client.query_one(&rows, &[]).unwrap().get(0);
         contents.insert(
             table.clone(),
