@@ -1,5 +1,5 @@
-//! A copy of a database that was prepared for it: a role with the level `admin` may write every row of the original, and
-//! the copy still sends nothing until webhook_adopt(). Copies of honest databases: restore.rs and copies.rs.
+//! A copy of a database that was prepared for it: the author of a dump may have written every row, and the copy still
+//! sends nothing until webhook_adopt(). Copies of honest databases: restore.rs and copies.rs.
 
 use serde_json::json;
 use webhook_e2e::copies::dump_and_restore;
@@ -11,15 +11,6 @@ fn origin_of_copy(oid: u32, site: &str) -> String {
     format!(
         "left(encode(sha256(convert_to(concat((SELECT id FROM webhook.installation()), '/', {oid}, '/', '{site}'), 'UTF8')), 'hex'), 32)"
     )
-}
-
-/// Runs it as a role of the level `admin`.
-#[track_caller]
-fn as_admin(database: &Database, sql: &str) {
-    let role = format!("admin_of_{}", database.name());
-    database.execute(&format!(
-        "CREATE ROLE {role}; SELECT webhook_grant('{role}', 'admin'); SET ROLE {role}; {sql}"
-    ));
 }
 
 /// Delivers an event of an endpoint of its own, so that the sender has looked at the others by then.
@@ -38,9 +29,7 @@ fn a_template_copy_serves_no_endpoint_that_was_given_its_origin_beforehand() {
     let (source, receiver) = (cluster.database("prepared"), Receiver::start());
     let url = receiver.url("/forged");
     let origin = origin_of_copy(OID, "");
-    as_admin(
-        &source,
-        &format!(
+    source.execute(&format!(
             "INSERT INTO webhook.endpoint (name, url, event_types, origin) VALUES ('inserted', '{url}', '{{order.*}}', {origin});
              INSERT INTO webhook.endpoint (name, url, event_types) VALUES ('updated', '{url}', '{{order.*}}');
              UPDATE webhook.endpoint SET origin = {origin} WHERE name = 'updated'"
@@ -56,7 +45,7 @@ fn a_template_copy_serves_no_endpoint_that_was_given_its_origin_beforehand() {
     let created = cluster.connect("postgres").batch_execute(&create);
     created.unwrap();
     let copy = cluster.existing_database(&name);
-    // The copy has the origin that the admin computed.
+    // The copy has the origin that was computed.
     let is_so: bool = copy.query_one_value(&format!("SELECT webhook.origin() = {origin}"));
     assert!(is_so);
     serve_an_endpoint_of_its_own(&copy, &receiver);
@@ -79,9 +68,7 @@ fn no_endpoint_has_the_origin_of_a_site_beforehand() {
     let (here, staging) = (origin_of_copy(oid, ""), origin_of_copy(oid, "staging"));
     let is_ours: bool = database.query_one_value(&format!("SELECT webhook.origin() = {here}"));
     assert!(is_ours);
-    as_admin(
-        &database,
-        &format!(
+    database.execute(&format!(
             "INSERT INTO webhook.endpoint (name, url, origin) VALUES
                  ('ours', 'http://127.0.0.1:9/', {here}), ('theirs', 'http://127.0.0.1:9/', {staging});
              UPDATE webhook.endpoint SET metadata = '{{\"a\": 1}}'"
@@ -107,8 +94,7 @@ fn senders_and_claims_that_a_copy_brings_stop_nothing() {
     source.add_endpoint_with("orders", &receiver.url("/orders"), options);
     source.pause_all();
     let event = source.emit("order.created", json!({}));
-    as_admin(
-        &source,
+    source.execute(
         "INSERT INTO webhook.sender (id, kind, pid, role, host, version)
          VALUES (2000000001, 'relay', pg_backend_pid(), 'pg_monitor'::regrole, 'elsewhere', '99'),
                 (2000000002, 'worker', 1, 'webhook_owner'::regrole, NULL, '99');
