@@ -33,6 +33,8 @@ cp /etc/resolv.conf "$root/etc/"
 cp /etc/ssl/certs/ca-certificates.crt "$root/opt/"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
+# Processes of other namespaces would take its files for those of dead processes.
+mount -t tmpfs tmpfs "$root/dev/shm"
 git clone --quiet "$source" "$root/root/webhook"
 
 inside() {
