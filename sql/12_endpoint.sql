@@ -341,7 +341,7 @@ CREATE OR REPLACE FUNCTION webhook.set_endpoint(
     endpoint text, url text, event_types text[], policy text, given_secret text, headers jsonb, format text,
     template jsonb, filter jsonpath, max_in_flight int, rate_limit numeric, metadata jsonb, hmac_secret text,
     OUT id int, OUT secret text, OUT changed text[])
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     is_new boolean := false;

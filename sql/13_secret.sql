@@ -3,6 +3,8 @@
 -- A receiver shares a secret (whsec_), and of a key (whsk_) it has only the public half (whpk_). A receiver of another sender
 -- shares a text (stored as hmac_ and the text), which signs in templates of headers. All are rows of webhook.secret: an
 -- endpoint may have any of them, and each kind is rotated by itself.
+--
+-- Functions that search for a secret have generic plans: auto_explain and debug_print_plan print the constants of other plans.
 
 -- The message never contains the key.
 CREATE OR REPLACE FUNCTION webhook.require_private_key(key text) RETURNS void
@@ -52,7 +54,7 @@ CREATE OR REPLACE FUNCTION webhook.hmac_key(secret text) RETURNS text
 -- This refuses a value before the table does, whose messages would show the secret. A header carries a signature by each
 -- secret, and some receivers limit the length of a header.
 CREATE OR REPLACE FUNCTION webhook.check_secret() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     most_secrets CONSTANT int := 10;
 BEGIN
@@ -155,7 +157,7 @@ END $$;
 -- too, so that the receiver may change to the new one at any moment of it. A key replaces keys, and leaves secrets as they
 -- are.
 CREATE OR REPLACE FUNCTION webhook.rotate_secret(endpoint text, overlap interval, secret text) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     rotated_id int := webhook.require_endpoint(rotate_secret.endpoint);

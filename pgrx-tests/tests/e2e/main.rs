@@ -106,6 +106,7 @@ mod secrets;
 mod senders;
 mod setting_endpoints;
 mod settings;
+mod statement_statistics;
 mod stopping;
 mod templates;
 mod test_events;
