@@ -161,10 +161,12 @@ hosts: install venv ## all tests of delivery with a relay, and without the libra
 	@$(MAKE) --no-print-directory e2e HOST=relay
 	@$(MAKE) --no-print-directory e2e HOST=portable
 
-# What the server itself may do differently in another version.
-VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies::
+# What the server itself may do differently in another version, and all attacks.
+VERSION_MODULES := delivery:: recovery:: restore watch_ privileges:: copies:: \
+	address_guard:: capture_attacks:: capture_casts:: dns_rebinding:: egress:: hostile:: memory:: ownership:: planted_objects:: \
+	portable:: redaction:: relay_level:: schema:: secrets:: senders:: statement_statistics:: tenant_networks:: upgrading::
 
-versions: ## the tests of delivery, recovery, restores, watching and privileges with PostgreSQL 16, 17 and 18; pg_upgrade
+versions: ## the tests of delivery, recovery, restores, watching, privileges and attacks with PostgreSQL 16, 17 and 18; pg_upgrade
 	@for version in 16 17 18; do \
 		env -u PG_CONFIG $(MAKE) --no-print-directory e2e PG=$$version TESTS="$(VERSION_MODULES)" FLOOR=versions || exit 1; \
 	done

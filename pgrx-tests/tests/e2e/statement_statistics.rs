@@ -3,7 +3,7 @@
 
 use postgres::types::ToSql;
 use serde_json::json;
-use webhook_e2e::pg_config::missing_module;
+use webhook_e2e::pg_config::{major_version, missing_module};
 use webhook_e2e::{Answer, Cluster, Receiver, Relay, untested, wait};
 
 /// In every value that must not be seen.
@@ -32,7 +32,7 @@ fn statistics_activity_and_log_show_no_credential_and_no_payload() {
     if untested::skip_if(missing_module(&["pg_stat_statements", "auto_explain"])) {
         return;
     }
-    let cluster = Cluster::builder()
+    let mut cluster = Cluster::builder()
         .setting("shared_preload_libraries = 'webhook, pg_stat_statements, auto_explain'")
         .setting("pg_stat_statements.track = all")
         .setting("pg_stat_statements.track_utility = on")
@@ -42,8 +42,12 @@ fn statistics_activity_and_log_show_no_credential_and_no_payload() {
         .setting("log_parameter_max_length = 0")
         .setting("auto_explain.log_min_duration = 0")
         .setting("auto_explain.log_nested_statements = on")
-        .setting("fsync = off")
-        .start();
+        .setting("fsync = off");
+    // Earlier versions of auto_explain log no parameters, and do not know the setting.
+    if major_version("PG_CONFIG") >= 16 {
+        cluster = cluster.setting("auto_explain.log_parameter_max_length = 0");
+    }
+    let cluster = cluster.start();
     let database = cluster.database("watched");
     database.execute(
         "CREATE EXTENSION pg_stat_statements; CREATE ROLE monitor LOGIN IN ROLE pg_monitor; CREATE ROLE relay LOGIN;
