@@ -4,6 +4,7 @@
 use std::process::Output;
 
 use webhook_e2e::copies::dump_and_restore;
+use webhook_e2e::pg_config;
 use webhook_e2e::scripts::VERSION;
 use webhook_e2e::{Cluster, Database};
 
@@ -135,7 +136,9 @@ fn a_schema_that_only_looks_like_an_installation_is_not_executed() {
         let shop = Shop::open("lookalike", "CREATEROLE");
         let trap = Trap::set(&shop);
         let ghost = format!("ghost_of_{}", shop.database.name());
-        let mut plant = format!("CREATE ROLE {ghost} NOLOGIN; {schema} {version}; {rest}");
+        let mut plant = format!(
+            "SET ROLE ADMIN; CREATE ROLE {ghost} NOLOGIN; RESET ROLE; {schema} {version}; {rest}"
+        );
         if what == "of pg_database_owner" {
             plant += "; ALTER SCHEMA webhook OWNER TO pg_database_owner";
             for object in [
@@ -470,7 +473,16 @@ fn a_role_that_does_not_inherit_is_told_the_statement_that_it_needs() {
     let shop = Shop::open("aloof", "CREATEROLE");
     shop.succeed(&["install", "--owner", &shop.owner]);
     let (admin, owner) = (&shop.admin, &shop.owner);
-    (shop.database).execute(&format!("ALTER ROLE {admin} NOINHERIT; GRANT {owner} TO {admin}; GRANT CREATE ON SCHEMA public TO {owner}"));
+    // From 16 on it is the membership that inherits or not.
+    let without_inheritance = if pg_config::major_version("PG_CONFIG") >= 16 {
+        " WITH INHERIT FALSE, SET TRUE"
+    } else {
+        ""
+    };
+    (shop.database).execute(&format!(
+        "ALTER ROLE {admin} NOINHERIT; GRANT {owner} TO {admin}{without_inheritance};
+         GRANT CREATE ON SCHEMA public TO {owner}"
+    ));
     let (statements, said) = shop.fail(&["upgrade"]);
     assert!(said.contains("nothing was changed"), "{said}");
     shop.database.execute(&statements);
