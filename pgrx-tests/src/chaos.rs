@@ -15,18 +15,15 @@ pub use cases::CASES;
 pub use report::{Outcome, head, markdown, written_by};
 pub use scene::{Scene, Sender};
 
-use std::env;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::pg_config::not_tested;
 use books::Records;
 
 /// About as many events are committed by the clients of a scene in a run for the page.
 pub const LONG: usize = 1000;
-
-/// With this variable in the environment a case that cannot be tested has failed.
-const REQUIRE_ALL: &str = "WEBHOOK_TEST_REQUIRE_ALL";
 
 pub struct Case {
     pub name: &'static str,
@@ -130,8 +127,7 @@ pub fn try_run(case: &Case, seed: u64, size: usize) -> (Score, Option<String>) {
 fn perform(case: &Case, stage: &mut Stage) {
     (case.run)(stage);
     match stage.score.not_tested {
-        Some(why) if env::var_os(REQUIRE_ALL).is_some() => panic!("{}: {why}", case.name),
-        Some(why) => eprintln!("NOT TESTED: {}: {why}", case.name),
+        Some(why) => not_tested(case.name, why),
         None => assert!(stage.score.committed > 0, "{}: nothing happened", case.name),
     }
 }

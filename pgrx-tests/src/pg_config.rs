@@ -5,18 +5,30 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, thread};
 
-/// Whether PG_CONFIG's server was built without this module; says so, past the test runner, which shows no output
-/// of tests that pass. Builds of PostgreSQL leave out contrib modules and JIT.
+/// With this variable in the environment a test that cannot be run has failed.
+const REQUIRE_ALL: &str = "WEBHOOK_TEST_REQUIRE_ALL";
+
+/// Reports a test that lacks a server.
+#[track_caller]
+pub fn not_tested(test: &str, why: &str) {
+    assert!(env::var_os(REQUIRE_ALL).is_none(), "{test}: {why}");
+    report_untested(test, why);
+}
+
+/// Past the test runner, which shows no output of tests that pass.
+fn report_untested(test: &str, why: &str) {
+    let _ = writeln!(io::stderr(), "NOT TESTED: {test}: {why}");
+}
+
+/// Whether PG_CONFIG's server was built without this module, which is reported. Builds of PostgreSQL leave out
+/// contrib modules and JIT.
 pub fn lacks(module: &str) -> bool {
     let missing = !directory("PG_CONFIG", "--pkglibdir")
         .join(format!("{module}.so"))
         .exists();
     if missing {
         let test = thread::current().name().unwrap_or_default().to_owned();
-        let _ = writeln!(
-            io::stderr(),
-            "NOT TESTED: {test}: this server has no {module}"
-        );
+        report_untested(&test, &format!("this server has no {module}"));
     }
     missing
 }

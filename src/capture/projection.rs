@@ -6,6 +6,7 @@
 //! else becomes its text, which `to_jsonb()` would have taken too. Checking the casts and then handing over the value
 //! itself would leave a gap in which the owner makes another.
 
+use crate::pg_compat;
 use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::CStr;
@@ -132,10 +133,10 @@ impl Projection {
                 Projection::Array { element, from, to } => map_array(value, element, from, to),
                 Projection::Composite { description, shape } => {
                     pg_sys::check_stack_depth();
-                    let header = pg_sys::pg_detoast_datum(value.cast_mut_ptr());
+                    let header = pg_compat::composite(value);
                     let mut tuple = pg_sys::HeapTupleData {
-                        t_len: pgrx::varsize(header) as u32,
-                        t_data: header.cast(),
+                        t_len: pgrx::varsize(header.cast()) as u32,
+                        t_data: header,
                         ..Default::default()
                     };
                     let places = (**description).natts as usize;
@@ -251,7 +252,7 @@ pub struct Attribute<'a> {
 pub unsafe fn attributes<'a>(description: pg_sys::TupleDesc) -> Vec<Attribute<'a>> {
     // SAFETY: as many attributes as it says.
     unsafe {
-        let attributes = crate::pg_compat::attributes(description);
+        let attributes = pg_compat::attributes(description);
         (attributes.iter().enumerate())
             .filter(|(_, attribute)| !attribute.attisdropped)
             .map(|(place, attribute)| Attribute {

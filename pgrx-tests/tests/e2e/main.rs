@@ -113,6 +113,7 @@ mod upgrading_in_flight;
 mod waiting;
 mod waking;
 mod watch_changes;
+mod watch_composites;
 mod watch_conditions;
 mod watch_copies;
 mod watch_keys;
