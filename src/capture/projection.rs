@@ -6,7 +6,7 @@
 //! else becomes its text, which `to_jsonb()` would have taken too. Checking the casts and then handing over the value
 //! itself would leave a gap in which the owner makes another.
 
-use crate::pg_compat;
+use crate::{memory, notice, pg_compat};
 use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::CStr;
@@ -273,11 +273,17 @@ pub struct Shape {
 
 impl Shape {
     pub fn new<'a>(attributes: impl IntoIterator<Item = Attribute<'a>>) -> Shape {
-        let (columns, names): (Vec<_>, Vec<_>) = (attributes.into_iter())
-            .map(|a| ((a.place, Projection::of(a.type_oid)), a.name))
-            .unzip();
-        let fields = (columns.iter()).map(|(_, projection)| projection.type_oid());
-        let description = record_of(&names.into_iter().zip(fields).collect::<Vec<_>>());
+        let attributes = attributes.into_iter();
+        let (least, most) = attributes.size_hint();
+        let mut columns = memory::list(most.unwrap_or(least))
+            .unwrap_or_else(|_| notice::out_of_memory("The table has many columns."));
+        let mut fields = Vec::new();
+        for attribute in attributes {
+            let projection = Projection::of(attribute.type_oid);
+            fields.push((attribute.name, projection.type_oid()));
+            columns.push((attribute.place, projection));
+        }
+        let description = record_of(&fields);
         Shape {
             columns,
             description,

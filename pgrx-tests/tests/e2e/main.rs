@@ -101,6 +101,7 @@ mod retry_model;
 mod schema;
 mod secrets;
 mod senders;
+mod session_memory;
 mod setting_endpoints;
 mod settings;
 mod stopping;
