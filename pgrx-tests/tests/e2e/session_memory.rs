@@ -67,6 +67,8 @@ impl Session {
 fn start() -> (Cluster, Database) {
     let cluster = (Cluster::builder().setting("webhook.max_payload = '256MB'"))
         .setting("webhook.max_in_flight = 0")
+        // A backtrace would take more memory than the reserve has.
+        .variable("RUST_BACKTRACE", "1")
         .start();
     let database = cluster.database("limited");
     let options = "filter => '$.data.a == 1'";
