@@ -18,65 +18,65 @@ CREATE OR REPLACE FUNCTION webhook.native_api(OUT kind text, OUT name text, OUT 
 -- A new event id: UUID version 7, ordered by time.
 CREATE OR REPLACE FUNCTION webhook.new_id() RETURNS uuid
     LANGUAGE c VOLATILE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'new_id_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_new_id';
 
 -- The server's system identifier, as pg_control_system() reads it from a file.
 CREATE OR REPLACE FUNCTION webhook.system_identifier() RETURNS bigint
     LANGUAGE c STABLE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'system_identifier_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_system_identifier';
 
 -- Refuses a role webhook_owner that somebody could use, or that may do more than own our tables.
 CREATE OR REPLACE FUNCTION webhook.require_safe_owner() RETURNS void
     LANGUAGE c STABLE
-    AS 'MODULE_PATHNAME', 'require_safe_owner_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_require_safe_owner';
 
 CREATE OR REPLACE FUNCTION webhook.grant_connect() RETURNS void
     LANGUAGE c VOLATILE
-    AS 'MODULE_PATHNAME', 'grant_connect_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_grant_connect';
 
 CREATE OR REPLACE FUNCTION webhook.renew_grants() RETURNS void
     LANGUAGE c VOLATILE
-    AS 'MODULE_PATHNAME', 'renew_grants_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_renew_grants';
 
 -- A new signing secret: whsec_ and 32 random bytes in base64.
 CREATE OR REPLACE FUNCTION webhook.new_secret() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'new_secret_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_new_secret';
 
 -- A new private key: whsk_ and the random seed with its public key in base64.
 CREATE OR REPLACE FUNCTION webhook.new_private_key() RETURNS text
     LANGUAGE c VOLATILE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'new_private_key_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_new_private_key';
 
 CREATE OR REPLACE FUNCTION webhook.is_private_key(key text) RETURNS boolean
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'is_private_key_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_is_private_key';
 
 -- The reason why the settings of this server forbid a URL, as far as it is known without resolving the host; null if they
 -- allow it. An endpoint that has a tenant may reach other networks than one that has none.
 CREATE OR REPLACE FUNCTION webhook.url_problem(url text, has_tenant boolean) RETURNS text
     LANGUAGE c STABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'url_problem_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_url_problem';
 
 CREATE OR REPLACE FUNCTION webhook.pattern_problem(filter text) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'pattern_problem_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_pattern_problem';
 
 -- The library answers with the code that renders templates.
 CREATE OR REPLACE FUNCTION webhook.template_problem(template text, OUT problem text, OUT remedy text)
     RETURNS SETOF record
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'template_problem_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_template_problem';
 
 -- The same for the value of a header.
 CREATE OR REPLACE FUNCTION webhook.header_value_problem(value text, OUT problem text, OUT remedy text)
     RETURNS SETOF record
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'header_value_problem_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_header_value_problem';
 
 CREATE OR REPLACE FUNCTION webhook.did_you_mean(wanted text, names text[]) RETURNS text
     LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'did_you_mean_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_did_you_mean';
 
 -- The request that an attempt would send now, made by the code that sends it.
 CREATE OR REPLACE FUNCTION webhook.render_request(
@@ -86,50 +86,50 @@ CREATE OR REPLACE FUNCTION webhook.render_request(
     OUT sent_url text, OUT sent_header_names text[], OUT sent_header_values text[], OUT body text)
     RETURNS SETOF record
     LANGUAGE c VOLATILE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'render_request_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_render_request';
 
 -- Wakes this database's worker when the current transaction commits; returns true.
 CREATE OR REPLACE FUNCTION webhook.wake() RETURNS boolean
     LANGUAGE c VOLATILE PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'wake_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_wake';
 
 CREATE OR REPLACE FUNCTION webhook.wake(endpoint_ids int[], due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'wake_for_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_wake_for';
 
 -- Wakes it for one endpoint. A negative endpoint_id says that the endpoint itself has changed.
 CREATE OR REPLACE FUNCTION webhook.wake_endpoint(endpoint_id int, due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'wake_endpoint_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_wake_endpoint';
 
 -- Wakes it for routes as webhook.routes() returns them.
 CREATE OR REPLACE FUNCTION webhook.wake_routes(routes int[], due_at timestamptz) RETURNS boolean
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'wake_routes_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_wake_routes';
 
 -- The routes that this session remembers from webhook.routes(); null if it remembers none. The memory never outlives a change
 -- of an endpoint or a policy: src/routes.rs says how.
 CREATE OR REPLACE FUNCTION webhook.recall_routes(tenant text, event_type text) RETURNS int[]
     LANGUAGE c VOLATILE PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'recall_routes_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_recall_routes';
 
 -- Endpoint << 32 | max_attempts, if a single endpoint wants the type and has no filter.
 CREATE OR REPLACE FUNCTION webhook.recall_only_route(tenant text, event_type text) RETURNS bigint
     LANGUAGE c VOLATILE PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'recall_only_route_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_recall_only_route';
 
 CREATE OR REPLACE FUNCTION webhook.remember_routes(tenant text, event_type text, found int[]) RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'remember_routes_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_remember_routes';
 
 -- Makes every session forget its routes when the current transaction commits.
 CREATE OR REPLACE FUNCTION webhook.forget_routes() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'forget_routes_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_forget_routes';
 
 CREATE OR REPLACE FUNCTION webhook.is_preloaded() RETURNS boolean
     LANGUAGE c STABLE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'is_preloaded_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_is_preloaded';
 
 -- Returns no row if there is no worker.
 CREATE OR REPLACE FUNCTION webhook.worker_report(
@@ -137,11 +137,11 @@ CREATE OR REPLACE FUNCTION webhook.worker_report(
     OUT last_error text, OUT last_error_at timestamptz)
     RETURNS SETOF record
     LANGUAGE c VOLATILE PARALLEL SAFE
-    AS 'MODULE_PATHNAME', 'worker_report_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_worker_report';
 
 CREATE OR REPLACE FUNCTION webhook.require_no_transaction_block(called text) RETURNS void
     LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-    AS 'MODULE_PATHNAME', 'require_no_transaction_block_wrapper';
+    AS 'MODULE_PATHNAME', 'webhook_require_no_transaction_block';
 
 -- CREATE TRIGGER calls webhook_trigger('order.created') or webhook_trigger('order.updated', '{"changed": ["status"],
 -- "exclude": ["notes"], ..}'), AFTER, for each row or for each statement. A statement gives its rows in transition tables of

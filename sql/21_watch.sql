@@ -227,6 +227,7 @@ DECLARE
     -- Statement triggers need the library.
     is_by_row CONSTANT boolean := condition IS NOT NULL OR webhook.is_portable();
     options jsonb;
+    size int;
     table_name text;
     uncaptured text;
 BEGIN
@@ -249,6 +250,13 @@ BEGIN
             'include', include, 'exclude', exclude, 'ordering_key', ordering_key, 'coalesce_key', coalesce_key,
             'tenant_column', tenant_column, 'on_error', nullif(on_error, 'raise'), 'condition', condition))
         || webhook.reported_name(target, reported_as, is_by_row);
+    -- The trigger function takes a few bytes more (src/capture.rs).
+    size := octet_length(options::text) + coalesce(octet_length(to_jsonb(changed)::text), 0);
+    IF size > 250000 THEN
+        RAISE EXCEPTION '"%" cannot be watched with these options', target USING ERRCODE = 'program_limit_exceeded',
+            DETAIL = format('They have %s bytes as JSON, and 250000 are allowed.', size),
+            HINT = 'Use a shorter condition, such as a call of a function, or name fewer columns.';
+    END IF;
     -- The name always has its schema: the commands run with another search_path.
     SELECT format('%I.%I', n.nspname, c.relname) INTO table_name
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = target;

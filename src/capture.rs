@@ -24,6 +24,7 @@ mod payload;
 mod projection;
 mod rows;
 
+use crate::memory;
 use crate::notice;
 use crate::settings;
 use batch::Batch;
@@ -48,11 +49,22 @@ const READABLE_VALUES: &[(&CStr, &CStr)] = &[
     (c"extra_float_digits", c"1"),
 ];
 
+/// The bytes that the arguments of a trigger may have: as many as webhook_watch() writes.
+const MAX_EVENT_TYPE: usize = 200;
+const MAX_OPTIONS: usize = 256 * 1024;
+/// The memory that each byte of the options may take while they are parsed.
+const OPTIONS_GROW_TO: usize = 128;
+
 /// # Safety
 /// Called by the server as a trigger function.
-#[pg_guard]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn webhook_trigger(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: called by the server, and nothing is left to drop.
+    unsafe { memory::call(capture, fcinfo) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn capture(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: a trigger's context is its TriggerData. An error on the way restores the settings with the
     // (sub)transaction that it aborts.
     unsafe {
@@ -104,13 +116,17 @@ impl Firing<'_> {
         self.data.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0
     }
 
-    fn arguments(&self) -> Vec<&CStr> {
+    /// The type of the event, and the options if there are any; `None` if it has other arguments.
+    fn arguments(&self) -> Option<(&CStr, Option<&CStr>)> {
         // SAFETY: as many strings as the trigger says.
         unsafe {
             let trigger = &*self.data.tg_trigger;
-            (0..trigger.tgnargs as usize)
-                .map(|number| CStr::from_ptr(*trigger.tgargs.add(number)))
-                .collect()
+            let argument = |number: usize| CStr::from_ptr(*trigger.tgargs.add(number));
+            match trigger.tgnargs {
+                1 => Some((argument(0), None)),
+                2 => Some((argument(0), Some(argument(1)))),
+                _ => None,
+            }
         }
     }
 
@@ -186,13 +202,14 @@ impl Capture {
                 "Make it an AFTER trigger, of a table.",
             );
         }
-        let arguments = firing.arguments();
-        let options = match arguments.len() {
-            1 => Some(Options::default()),
-            2 => Options::parse(&as_utf8(arguments[1])),
-            _ => None,
-        };
-        let Some(options) = options else {
+        let arguments = firing.arguments().and_then(|(event_type, options)| {
+            let options = match options {
+                None => Options::default(),
+                Some(options) => parse_options(options)?,
+            };
+            (event_type.count_bytes() <= MAX_EVENT_TYPE).then_some((event_type, options))
+        });
+        let Some((event_type, options)) = arguments else {
             refuse(
                 "its arguments are not the type of an event and options that it knows",
                 "Such as webhook_trigger('order.updated', '{\"changed\": [\"status\"]}'); webhook_watch() makes a trigger for you.",
@@ -201,7 +218,7 @@ impl Capture {
         Capture {
             // SAFETY: the trigger of the call.
             trigger: unsafe { (*firing.data.tg_trigger).tgoid },
-            event_type: arguments[0].to_owned(),
+            event_type: event_type.to_owned(),
             only_warns: options.only_warns,
             payloads: Payloads::new(options, context),
         }
@@ -302,6 +319,17 @@ impl Capture {
     }
 }
 
+/// The table's owner may have written anything there.
+fn parse_options(text: &CStr) -> Option<Options> {
+    if text.count_bytes() > MAX_OPTIONS {
+        return None;
+    }
+    if !memory::has_room(OPTIONS_GROW_TO * text.count_bytes()) {
+        notice::out_of_memory("The options of the trigger could not be parsed.");
+    }
+    Options::parse(&as_utf8(text))
+}
+
 /// Runs the body in a subtransaction; an error undoes it, and comes back as a message. Nothing is written in there,
 /// so it takes no transaction id.
 fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
@@ -332,6 +360,7 @@ fn attempt<T>(body: impl FnOnce() -> T) -> Result<T, String> {
             if report.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
                 caught.rethrow();
             }
+            memory::require_reserve();
             report.message().to_owned()
         })
     }

@@ -26,6 +26,7 @@ mod worker;
 
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    memory::do_without_backtraces();
     settings::define();
 
     // SAFETY: plain reads of flags that the server sets before it loads libraries.

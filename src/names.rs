@@ -8,20 +8,23 @@ const SHORTEST_PART: usize = 3;
 /// takes as long as the product of their lengths, and no signal interrupts it.
 const LONGEST: usize = 401;
 
-/// The names that are close to the wanted one, nearest first, as a question; nothing where none is.
-pub fn did_you_mean(wanted: &str, names: &[String]) -> Option<String> {
+/// The names that are close to the wanted one, nearest first, as a question; `None` if none is. There may be any
+/// number of names, and only the nearest are kept.
+pub fn did_you_mean<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     if is_too_long(wanted) {
         return None;
     }
     let wanted = wanted.to_lowercase();
-    let mut close: Vec<(usize, &str)> = (names.iter().filter(|name| !is_too_long(name)))
-        .filter_map(|name| {
-            pgrx::check_for_interrupts!();
-            Some((distance(&wanted, &name.to_lowercase())?, name.as_str()))
-        })
-        .collect();
-    close.sort_unstable();
-    let quoted: Vec<_> = (close.iter().take(MOST))
+    let mut close: Vec<(usize, &str)> = Vec::with_capacity(MOST + 1);
+    for name in names.filter(|name| !is_too_long(name)) {
+        pgrx::check_for_interrupts!();
+        if let Some(distance) = distance(&wanted, &name.to_lowercase()) {
+            close.push((distance, name));
+            close.sort_unstable();
+            close.truncate(MOST);
+        }
+    }
+    let quoted: Vec<_> = (close.iter())
         .map(|(_, name)| format!("\"{name}\""))
         .collect();
     (!quoted.is_empty()).then(|| format!("Did you mean {}?", quoted.join(" or ")))

@@ -24,3 +24,15 @@ pub fn refuse(code: PgSqlErrorCode, message: String, hint: &str) -> ! {
         .report(PgLogLevel::ERROR);
     unreachable!("an ERROR does not return")
 }
+
+/// For memory that Rust could do without.
+pub fn out_of_memory(detail: &str) -> ! {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+        "out of memory",
+        function_name!(),
+    )
+    .set_detail(detail)
+    .report(PgLogLevel::ERROR);
+    unreachable!("an ERROR does not return")
+}

@@ -1,7 +1,9 @@
 //! Differences between the versions of PostgreSQL.
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary;
 use std::ffi::CString;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -220,6 +222,29 @@ pub fn all_settings() -> Vec<*mut pg_sys::config_generic> {
         #[cfg(not(feature = "pg15"))]
         pg_sys::pfree(first.cast());
         settings
+    }
+}
+
+type ToHeader = unsafe extern "C-unwind" fn(pg_sys::Datum) -> pg_sys::HeapTupleHeader;
+
+/// The tuple of a composite value. From the minor releases of November 2026 on (CVE-2026-6460), the server compares
+/// its version with that of the description by which it is taken apart, once a function of the server has marked it
+/// as such a value. Earlier minor releases lack the function, and a library that is linked to it would not load there.
+///
+/// # Safety
+/// The value is composite, and not null.
+pub unsafe fn composite(value: pg_sys::Datum) -> pg_sys::HeapTupleHeader {
+    static TO_HEADER: OnceLock<Option<ToHeader>> = OnceLock::new();
+    // SAFETY: the server's function of that name has had this signature since it exists; what it does not copy stays.
+    unsafe {
+        let to_header = TO_HEADER.get_or_init(|| {
+            let function = libc::dlsym(libc::RTLD_DEFAULT, c"DatumGetHeapTupleHeader".as_ptr());
+            std::mem::transmute::<*mut libc::c_void, Option<ToHeader>>(function)
+        });
+        match *to_header {
+            Some(to_header) => pg_guard_ffi_boundary(|| to_header(value)),
+            None => pg_sys::pg_detoast_datum(value.cast_mut_ptr()).cast(),
+        }
     }
 }
 

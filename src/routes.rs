@@ -14,15 +14,17 @@
 //! and SERIALIZABLE nothing is kept and nothing recalled.
 
 use pgrx::prelude::*;
-use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Types and tenants to remember; with more than that the session starts again.
 const MOST_KNOWN: usize = 1_000;
 /// Two numbers for each endpoint; longer answers are looked up each time.
 const MOST_ROUTES: usize = 200;
+/// The bytes that 200 characters may have, the limit of types and tenants. Nothing longer is kept, nor looked for:
+/// this comes before any check of what an emitter has passed.
+const MAX_NAME_BYTES: usize = 800;
 
 /// Counts the invalidations.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -36,7 +38,8 @@ static HAS_LEARNT: AtomicBool = AtomicBool::new(false);
 struct Known {
     /// The generation of everything in here.
     generation: u64,
-    routes: HashMap<String, Vec<i32>>,
+    /// By tenant, which is empty for none, and type.
+    routes: BTreeMap<String, BTreeMap<String, Vec<i32>>>,
     /// The generation of the last question.
     asked_in: Option<u64>,
 }
@@ -51,35 +54,38 @@ pub fn recall<T>(
     read: impl FnOnce(&[i32]) -> T,
 ) -> Option<T> {
     let generation = current_generation()?;
+    let tenant = tenant.unwrap_or_default();
+    if is_too_long(tenant) || is_too_long(event_type) {
+        return None;
+    }
     KNOWN.with_borrow_mut(|known| {
         if known.generation != generation {
             known.routes.clear();
             known.generation = generation;
         }
         known.asked_in = Some(generation);
-        known
-            .routes
-            .get(&*key(tenant, event_type))
-            .map(|routes| read(routes))
+        let routes = known.routes.get(tenant)?.get(event_type)?;
+        Some(read(routes))
     })
 }
 
-pub fn remember(tenant: Option<&str>, event_type: &str, routes: Vec<i32>) {
+pub fn remember(tenant: Option<&str>, event_type: &str, routes: &Array<'_, i32>) {
     let generation = current_generation();
+    let tenant = tenant.unwrap_or_default();
     KNOWN.with_borrow_mut(|known| {
         let asked_in = known.asked_in.take();
         if generation.is_none() || asked_in != generation || routes.len() > MOST_ROUTES {
             return;
         }
-        if known.routes.len() >= MOST_KNOWN {
+        if is_too_long(tenant) || is_too_long(event_type) {
+            return;
+        }
+        if known.routes.values().map(BTreeMap::len).sum::<usize>() >= MOST_KNOWN {
             known.routes.clear();
         }
-        if known.routes.try_reserve(1).is_ok() {
-            known
-                .routes
-                .insert(key(tenant, event_type).into_owned(), routes);
-            HAS_LEARNT.store(true, Ordering::Relaxed);
-        }
+        let of_tenant = known.routes.entry(tenant.to_owned()).or_default();
+        of_tenant.insert(event_type.to_owned(), routes.iter_deny_null().collect());
+        HAS_LEARNT.store(true, Ordering::Relaxed);
     });
 }
 
@@ -158,10 +164,6 @@ fn find_table() -> Option<pg_sys::Oid> {
     (table != pg_sys::InvalidOid).then_some(table)
 }
 
-/// No text has a NUL.
-fn key<'a>(tenant: Option<&str>, event_type: &'a str) -> Cow<'a, str> {
-    match tenant {
-        None => Cow::Borrowed(event_type),
-        Some(tenant) => Cow::Owned(format!("{event_type}\0{tenant}")),
-    }
+fn is_too_long(name: &str) -> bool {
+    name.len() > MAX_NAME_BYTES
 }

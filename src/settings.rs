@@ -11,6 +11,9 @@ use std::str::FromStr;
 use std::time::Duration;
 use webhook_delivery::{Network, Networks, Ports, RequireHttps};
 
+/// The bytes that a list of networks or ports may have.
+const MAX_LIST_BYTES: usize = 256 * 1024;
+
 #[derive(PostgresGucEnum, Clone, Copy, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
 pub enum KeepAttempts {
@@ -250,8 +253,14 @@ unsafe extern "C-unwind" fn check_ports(
 unsafe fn is_valid<T: FromStr<Err = String>>(value: *const c_char) -> bool {
     // SAFETY: as promised above; the server frees the context once it has shown the message.
     unsafe {
-        let value = CStr::from_ptr(value).to_string_lossy();
-        let Err(problem) = value.parse::<T>() else {
+        let value = CStr::from_ptr(value);
+        let parsed = match value.count_bytes() {
+            ..=MAX_LIST_BYTES => value.to_string_lossy().parse::<T>().map(drop),
+            bytes => Err(format!(
+                "the list has {bytes} bytes, and {MAX_LIST_BYTES} are allowed"
+            )),
+        };
+        let Err(problem) = parsed else {
             return true;
         };
         if pg_sys::process_shared_preload_libraries_in_progress {

@@ -9,7 +9,6 @@ use crate::pg_compat;
 use crate::store;
 use pgrx::prelude::*;
 use pgrx::{PgList, is_a};
-use std::ffi::CStr;
 
 /// # Safety
 /// `node` is a command that is about to be executed, in a transaction.
@@ -60,14 +59,19 @@ pub unsafe fn before(node: *mut pg_sys::Node) {
     }
 }
 
+/// An array of text, in the server's memory: a command may name any number of objects.
+///
 /// # Safety
 /// The list is one of string nodes.
-unsafe fn names(objects: *mut pg_sys::List) -> Vec<String> {
+unsafe fn names(objects: *mut pg_sys::List) -> pg_sys::Datum {
     // SAFETY: as promised.
     unsafe {
-        PgList::<pg_sys::String>::from_pg(objects)
-            .iter_ptr()
-            .map(|name| CStr::from_ptr((*name).sval).to_string_lossy().into_owned())
-            .collect()
+        let context = pg_sys::CurrentMemoryContext;
+        let mut array = pg_sys::initArrayResult(pg_sys::TEXTOID, context, false);
+        for name in PgList::<pg_sys::String>::from_pg(objects).iter_ptr() {
+            let name = pg_sys::cstring_to_text((*name).sval);
+            array = pg_sys::accumArrayResult(array, name.into(), false, pg_sys::TEXTOID, context);
+        }
+        pg_sys::makeArrayResult(array, context)
     }
 }

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use crate::attempt::Attempt;
 use crate::body;
 use crate::failure::Failure;
-use crate::template::{MISSING, Part, Paths, Problem, path, split};
+use crate::template::{LONGEST_ESCAPE, MISSING, Part, Paths, Problem, path, split};
 use signature::Signature;
 
 /// Headers that describe the message itself, or would change how the client behaves.
@@ -21,8 +21,6 @@ const RESERVED: [HeaderName; 5] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONN
 /// The limit of webhook.header_size_problem() for values as they are registered.
 const MAX_VALUE: usize = 8 * 1024;
 const MAX_HEADERS: usize = 16 * 1024;
-/// The longest way in which JSON may write one byte: `\u0041`.
-const LONGEST_ESCAPE: usize = 6;
 
 const A_PLACEHOLDER: &str = "A placeholder of a header is {{id}}, {{type}}, {{timestamp}}, {{tenant}}, {{data}}, a path below data \
                              such as {{data.order.id}}, {{attempt_time}}, {{hmac_hex(body)}} or {{hmac_base64(body)}}.";
@@ -137,6 +135,15 @@ struct Moment<'a> {
 
 impl Template {
     fn parse(text: &str) -> Result<Template, Problem> {
+        if text.len() > MAX_VALUE {
+            return Err(Problem::new(
+                format!(
+                    "the value has {} bytes, and {MAX_VALUE} are allowed",
+                    text.len()
+                ),
+                "Send long texts in the body.",
+            ));
+        }
         let mut paths = Paths::default();
         let pieces = split(text, placeholder)?
             .into_iter()

@@ -3,11 +3,12 @@
 //! it. So the host's allocator keeps a reserve for it, and says here when it had to open it.
 
 use std::cell::Cell;
+use std::hint::black_box;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A smaller allocation fits into the reserve many times.
-const LARGE: usize = 64 * 1024;
+pub const LARGE: usize = 64 * 1024;
 
 static SHORT: AtomicBool = AtomicBool::new(false);
 
@@ -46,6 +47,20 @@ pub fn copy(text: &str) -> Result<String, OutOfMemory> {
     attempt(text.len(), || copy.try_reserve_exact(text.len()))?;
     copy.push_str(text);
     Ok(copy)
+}
+
+/// An empty list with room for so many entries.
+pub fn list<T>(capacity: usize) -> Result<Vec<T>, OutOfMemory> {
+    let mut list = Vec::new();
+    let bytes = capacity.saturating_mul(size_of::<T>());
+    attempt(bytes, || list.try_reserve_exact(capacity))?;
+    Ok(list)
+}
+
+/// Whether there is room for so many bytes, for work that allocates them in small pieces.
+pub fn has_room(bytes: usize) -> bool {
+    // The compiler would leave out memory that is not used.
+    black_box(Growing::with_room(bytes)).is_ok()
 }
 
 /// Bytes that are written one after the other.
@@ -112,5 +127,8 @@ mod tests {
         growing.push(b"kept").unwrap();
         assert!(Growing::with_room(isize::MAX as usize).is_err());
         assert_eq!(growing.into_bytes(), b"kept");
+        assert!(list::<u64>(usize::MAX).is_err());
+        assert_eq!(list::<u64>(3).unwrap().capacity(), 3);
+        assert!(has_room(1 << 20) && !has_room(isize::MAX as usize));
     }
 }

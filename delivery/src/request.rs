@@ -9,6 +9,9 @@ use crate::attempt::Attempt;
 use crate::failure::Failure;
 use crate::{body, header, signing};
 
+/// The limit of the parser.
+const MAX_URL: usize = u16::MAX as usize - 1;
+
 pub(crate) const OUR_USER_AGENT: &str = concat!("webhook/", env!("CARGO_PKG_VERSION"));
 
 /// Not `Debug`: URL and headers are credentials.
@@ -70,9 +73,12 @@ pub(crate) fn render(attempt: &Attempt, now: SystemTime) -> Result<Request<Vec<u
 }
 
 pub(crate) fn parse_url(url: &str) -> Result<Uri, Failure> {
-    let uri: Uri = url
-        .parse()
-        .map_err(|_| Failure::invalid_request("the URL is not valid"))?;
+    let invalid = || Failure::invalid_request("the URL is not valid");
+    // The parser would copy it first.
+    if url.len() > MAX_URL {
+        return Err(invalid());
+    }
+    let uri: Uri = url.parse().map_err(|_| invalid())?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err(Failure::invalid_request("the URL is not http or https"));
     }
@@ -83,7 +89,7 @@ pub(crate) fn parse_url(url: &str) -> Result<Uri, Failure> {
     }
     // Else the default port would be dialled where the one given cannot be read.
     if host.is_empty() || (authority.len() > host.len() && uri.port_u16().is_none()) {
-        return Err(Failure::invalid_request("the URL is not valid"));
+        return Err(invalid());
     }
     Ok(uri)
 }
@@ -120,6 +126,14 @@ mod tests {
             let hosts: Vec<_> = request.headers().get_all(HOST).iter().collect();
             assert_eq!(hosts, [host], "{url}");
         }
+    }
+
+    #[test]
+    fn a_url_that_the_parser_does_not_take_is_not_copied() {
+        let of_length = |length: usize| format!("{:a<length$}", "http://example.com/");
+        assert!(parse_url(&of_length(MAX_URL)).is_ok());
+        let failure = parse_url(&of_length(MAX_URL + 1)).unwrap_err();
+        assert_eq!(failure.message, "the URL is not valid");
     }
 
     #[test]

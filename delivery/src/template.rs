@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::memory::{Growing, OutOfMemory};
 use placeholder::{A_PATH, first};
 
-pub(crate) use paths::{MISSING, Paths};
+pub(crate) use paths::{LONGEST_ESCAPE, MISSING, Paths};
 pub use placeholder::Problem;
 pub(crate) use placeholder::{Part, path, split};
 

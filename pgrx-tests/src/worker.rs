@@ -103,9 +103,20 @@ pub fn sleeps(pid: c_int) -> u64 {
 /// Bytes of memory that it may write to, used or not.
 #[track_caller]
 pub fn writable_memory(pid: c_int) -> usize {
+    size_of(pid, "VmData:")
+}
+
+/// Bytes of its address space.
+#[track_caller]
+pub fn address_space(pid: c_int) -> usize {
+    size_of(pid, "VmSize:")
+}
+
+#[track_caller]
+fn size_of(pid: c_int, what: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status"));
     let status = status.unwrap_or_else(|error| panic!("no process {pid}: {error}"));
-    let size = (status.lines()).find_map(|line| line.strip_prefix("VmData:"));
+    let size = (status.lines()).find_map(|line| line.strip_prefix(what));
     let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB"));
     let kilobytes = kilobytes.expect("the kernel counts it in kB");
     1024 * kilobytes.parse::<usize>().expect("it is a number")
@@ -115,6 +126,11 @@ pub fn writable_memory(pid: c_int) -> usize {
 /// limited too, but the arenas of malloc have a gigabyte of it in stock.
 pub fn limit_memory(pid: c_int, bytes: &str) {
     limit(pid, &format!("--data={bytes}:"));
+}
+
+/// Limits the address space, as `ulimit -v` does: for a process without threads.
+pub fn limit_address_space(pid: c_int, bytes: &str) {
+    limit(pid, &format!("--as={bytes}:"));
 }
 
 /// The numbers of its files stay below this.

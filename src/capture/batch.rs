@@ -1,7 +1,7 @@
 //! Events on their way to the queue, with the rights of the extension's owner.
 
 use super::Event;
-use crate::{owner, store};
+use crate::{memory, owner, store};
 use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, Datum};
 use std::ffi::CStr;
@@ -77,6 +77,8 @@ impl<'a> Batch<'a> {
                 true => store::emit_possible_changes(&changes, lost, problem),
             })
         };
+        // Errors of events may have been caught.
+        memory::require_reserve();
         (self.lost, self.problem) = emitted.unwrap_or_else(|error| pgrx::error!("{error}"));
         self.bytes = 0;
         // SAFETY: nothing in it is used any more.

@@ -1,6 +1,6 @@
 //! The payload of an event of a row.
 
-use super::key;
+use super::key::Key;
 use super::options::Options;
 use super::projection::{self, Attribute, Row, Shape};
 use super::{Firing, as_utf8};
@@ -161,16 +161,14 @@ impl Payloads {
         columns: &[TextColumn],
         row: Row<'_>,
     ) -> Option<Datum> {
-        let (schema, table) = (self.schema_name(firing), self.table_name(firing));
-        let values: Option<Vec<String>> = (columns.iter())
-            // SAFETY: as above; what it returns is text.
-            .map(|column| unsafe { String::from_datum(self.text_of(column, row)?, false) })
-            .collect();
-        let values = values?;
-        let parts = [&*schema, &*table].into_iter();
-        Some(text(&key::of(
-            parts.chain(values.iter().map(String::as_str)),
-        )))
+        let mut key = Key::default();
+        key.add(&self.schema_name(firing));
+        key.add(&self.table_name(firing));
+        for column in columns {
+            // SAFETY: as above; what it returns is text, which is borrowed from the memory of the row.
+            key.add(unsafe { <&str>::from_datum(self.text_of(column, row)?, false)? });
+        }
+        Some(text(&key.finish()))
     }
 
     /// # Safety

@@ -6,6 +6,7 @@
 //! else becomes its text, which `to_jsonb()` would have taken too. Checking the casts and then handing over the value
 //! itself would leave a gap in which the owner makes another.
 
+use crate::{memory, notice, pg_compat};
 use pgrx::PgMemoryContexts;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::CStr;
@@ -132,10 +133,10 @@ impl Projection {
                 Projection::Array { element, from, to } => map_array(value, element, from, to),
                 Projection::Composite { description, shape } => {
                     pg_sys::check_stack_depth();
-                    let header = pg_sys::pg_detoast_datum(value.cast_mut_ptr());
+                    let header = pg_compat::composite(value);
                     let mut tuple = pg_sys::HeapTupleData {
-                        t_len: pgrx::varsize(header) as u32,
-                        t_data: header.cast(),
+                        t_len: pgrx::varsize(header.cast()) as u32,
+                        t_data: header,
                         ..Default::default()
                     };
                     let places = (**description).natts as usize;
@@ -251,7 +252,7 @@ pub struct Attribute<'a> {
 pub unsafe fn attributes<'a>(description: pg_sys::TupleDesc) -> Vec<Attribute<'a>> {
     // SAFETY: as many attributes as it says.
     unsafe {
-        let attributes = crate::pg_compat::attributes(description);
+        let attributes = pg_compat::attributes(description);
         (attributes.iter().enumerate())
             .filter(|(_, attribute)| !attribute.attisdropped)
             .map(|(place, attribute)| Attribute {
@@ -272,11 +273,17 @@ pub struct Shape {
 
 impl Shape {
     pub fn new<'a>(attributes: impl IntoIterator<Item = Attribute<'a>>) -> Shape {
-        let (columns, names): (Vec<_>, Vec<_>) = (attributes.into_iter())
-            .map(|a| ((a.place, Projection::of(a.type_oid)), a.name))
-            .unzip();
-        let fields = (columns.iter()).map(|(_, projection)| projection.type_oid());
-        let description = record_of(&names.into_iter().zip(fields).collect::<Vec<_>>());
+        let attributes = attributes.into_iter();
+        let (least, most) = attributes.size_hint();
+        let mut columns = memory::list(most.unwrap_or(least))
+            .unwrap_or_else(|_| notice::out_of_memory("The table has many columns."));
+        let mut fields = Vec::new();
+        for attribute in attributes {
+            let projection = Projection::of(attribute.type_oid);
+            fields.push((attribute.name, projection.type_oid()));
+            columns.push((attribute.place, projection));
+        }
+        let description = record_of(&fields);
         Shape {
             columns,
             description,

@@ -4,18 +4,23 @@ use pgrx::datum::DatumWithOid;
 use pgrx::prelude::*;
 
 /// Whether these are extensions, ours among them, that the user may drop.
-pub fn may_drop_extension(user: pg_sys::Oid, names: Vec<String>) -> bool {
+pub fn may_drop_extension(user: pg_sys::Oid, names: pg_sys::Datum) -> bool {
     let sql = "SELECT EXISTS (SELECT FROM pg_extension x WHERE x.extname = 'webhook' AND x.extname = ANY ($2)
                                 AND pg_has_role($1, x.extowner, 'USAGE'))";
-    value(sql, &[user.into(), names.into()]).unwrap_or(false)
+    value(sql, &[user.into(), array_of_text(names)]).unwrap_or(false)
 }
 
 /// Whether these are schemas, one that the extension needs among them, that the user may drop.
-pub fn may_drop_schema(user: pg_sys::Oid, names: Vec<String>) -> bool {
+pub fn may_drop_schema(user: pg_sys::Oid, names: pg_sys::Datum) -> bool {
     let sql = "SELECT EXISTS (SELECT FROM pg_extension x JOIN pg_namespace n ON n.oid = x.extnamespace OR n.nspname = 'webhook'
                               WHERE x.extname = 'webhook' AND n.nspname = ANY ($2)
                                 AND pg_has_role($1, n.nspowner, 'USAGE'))";
-    value(sql, &[user.into(), names.into()]).unwrap_or(false)
+    value(sql, &[user.into(), array_of_text(names)]).unwrap_or(false)
+}
+
+fn array_of_text<'a>(names: pg_sys::Datum) -> DatumWithOid<'a> {
+    // SAFETY: it is of this type.
+    unsafe { DatumWithOid::new(names, pg_sys::TEXTARRAYOID) }
 }
 
 /// How many deliveries are queued, in words; nothing where somebody has renamed our schema.

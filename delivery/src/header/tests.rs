@@ -112,6 +112,16 @@ fn without_a_secret_nothing_is_signed() {
 }
 
 #[test]
+fn a_value_has_at_most_8_kb() {
+    assert_eq!(super::problem(&"{{id}} ".repeat(1_000)), None);
+    let problem = super::problem(&"{{id}} ".repeat(2_000)).expect("it is refused");
+    assert_eq!(
+        problem.what,
+        "the value has 14000 bytes, and 8192 are allowed"
+    );
+}
+
+#[test]
 fn a_value_that_no_header_can_have_fails_the_attempt_and_is_not_shown() {
     let large = format!("{:?}", "hidden".repeat(2000));
     let enormous = format!("{:?}", "hidden".repeat(20_000));

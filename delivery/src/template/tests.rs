@@ -311,6 +311,19 @@ fn a_template_has_at_most_64_kb() {
 }
 
 #[test]
+fn keys_are_found_however_they_are_escaped() {
+    let event = format!(
+        r#"{{"data": {{"{}": 0, "\u0061b": {{"\u00e9\"": 1, "c": [[], {{"d\/": 2, "e": 3}}]}}}}}}"#,
+        "\\n".repeat(100_000)
+    );
+    let template =
+        r#"["{{data.ab.c.1.e}}", "{{data.ab.é}}", "{{data.ab.c.01.e}}", "{{data.ab.c.2}}"]"#;
+    assert_eq!(render_with(template, &event), "[3, null, 3, null]");
+    let event = r#"{"data": {"\u00e9": 1}}"#;
+    assert_eq!(render_with(r#""{{data.é}}""#, event), "1");
+}
+
+#[test]
 fn a_path_has_at_most_100_names() {
     let of_names = |names: usize| format!("\"{{{{data{}}}}}\"", ".a".repeat(names - 1));
     let event = format!(

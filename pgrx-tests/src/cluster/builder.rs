@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{LazyLock, OnceLock};
 
 use super::Cluster;
-use crate::directory::ServerDirectory;
+use crate::directory::{ServerDirectory, target_directory};
 use crate::own_scripts::Installation;
 use crate::process::{complete, unprivileged};
 use crate::small_disk::{Part, SmallDisk};
@@ -89,11 +89,12 @@ impl Builder {
         self
     }
 
-    /// Takes the version that this pg_config belongs to; nothing where there is none.
-    pub fn version_at(mut self, pg_config: &Path) -> Option<Builder> {
+    /// Takes a server of this version, with our library, that the Makefile has fetched; `None` if there is none.
+    pub fn fetched(mut self, version: u32) -> Option<Builder> {
+        let pg_config = target_directory().join(format!("postgresql-{version}/bin/pg_config"));
         let output = Command::new(pg_config).arg("--bindir").output().ok()?;
         self.programs = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-        Some(self)
+        self.library().exists().then_some(self)
     }
 
     /// Whether its pg_dump adds nothing to a table of this server. Minor releases may keep something in the catalogs
@@ -108,15 +109,12 @@ impl Builder {
         !complete(dump.args([&old.superuser, "postgres"])).contains("ALTER COLUMN")
     }
 
-    /// Whether our library is installed there.
-    pub fn has_library(&self) -> bool {
+    /// The place of our library.
+    pub fn library(&self) -> PathBuf {
         let pg_config = self.programs.join("pg_config");
         let output = Command::new(pg_config).arg("--pkglibdir").output();
-        output.is_ok_and(|output| {
-            Path::new(String::from_utf8_lossy(&output.stdout).trim())
-                .join("webhook.so")
-                .exists()
-        })
+        let directory = output.expect("pg_config can be run").stdout;
+        Path::new(String::from_utf8_lossy(&directory).trim()).join("webhook.so")
     }
 
     pub fn start(self) -> Cluster {

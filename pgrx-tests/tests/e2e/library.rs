@@ -1,7 +1,11 @@
 //! Functions that the library has for SQL and the server.
 
+use std::fs;
+
+use serde_json::json;
 use uuid::Uuid;
-use webhook_e2e::Cluster;
+use webhook_e2e::cluster::Builder;
+use webhook_e2e::{Cluster, Receiver, untested};
 
 #[test]
 fn new_ids_are_version_7_and_in_order() {
@@ -81,4 +85,43 @@ fn one_function_reads_the_settings_and_only_those_that_there_are() {
            AND NOT EXISTS (SELECT FROM pg_settings s WHERE s.name = 'webhook.' || named[1])",
     );
     assert_eq!(unknown, Vec::<String>::new());
+}
+
+/// The headers of newer minor releases may have functions that older servers do not.
+#[test]
+fn a_build_for_the_newest_15_runs_on_an_earlier_15() {
+    let newest = Cluster::builder();
+    let library = |path| fs::read(path).expect("the library can be read");
+    let is_same = |earlier: &Builder| library(newest.library()) == library(earlier.library());
+    let earlier = Cluster::builder().fetched(15).filter(is_same);
+    let problem = earlier
+        .is_none()
+        .then_some("there is no such server with this build");
+    if untested::skip_if(problem) {
+        return;
+    }
+    let earlier = earlier.expect("there is one");
+    let cluster = earlier.start();
+    let database = cluster.database("earlier");
+    let number = "SELECT current_setting('server_version_num')::int";
+    let version: i32 = database.query_one_value(number);
+    assert!(version < 150020, "CVE-2026-6460 is fixed in {version}");
+
+    let receiver = Receiver::start();
+    database.add_endpoint("all", &receiver.url("/all"));
+    database.execute(
+        "CREATE TYPE part AS (a int, b text);
+         CREATE TABLE machine (id int, p part, ps part[]);
+         SELECT webhook_watch('machine', 'machine', ordering_key => '{p}');
+         INSERT INTO machine VALUES (1, ROW(1, 'x'), ARRAY[ROW(2, 'y')::part]);
+         ALTER TYPE part ADD ATTRIBUTE c int;
+         UPDATE machine SET id = 2",
+    );
+    let requests = receiver.wait_for_requests(2);
+    let mut events = requests.iter().map(|request| request.json());
+    let updated = events.find(|event| event["type"] == "machine.updated");
+    assert_eq!(
+        updated.expect("it is sent")["data"]["record"],
+        json!({"id": 2, "p": {"a": 1, "b": "x", "c": null}, "ps": [{"a": 2, "b": "y", "c": null}]})
+    );
 }

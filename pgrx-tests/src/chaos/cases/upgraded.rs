@@ -2,8 +2,7 @@
 
 use crate::chaos::Stage;
 use crate::chaos::scene::Sender;
-use crate::cluster::{Builder, Cluster};
-use crate::directory::target_directory;
+use crate::cluster::Cluster;
 use crate::pg_config;
 use crate::receiver::Answer;
 
@@ -19,18 +18,20 @@ fn upgraded(stage: &mut Stage, version: u32) {
         stage.score.not_tested = Some("the server is not older than that");
         return;
     }
-    let Some(newer) = with_server(Cluster::builder().purpose("chaos"), version) else {
+    let Some(newer) = Cluster::builder().purpose("chaos").fetched(version) else {
         stage.score.not_tested = Some("make install PG=17 and PG=18 first");
         return;
     };
     let mut scene = stage.scene(Sender::Worker);
     if !newer.dumps_plainly(&scene.cluster) {
-        if with_server(Cluster::builder(), 15).is_none() {
+        if Cluster::builder().fetched(15).is_none() {
             stage.score.not_tested = Some("make older15 first");
             return;
         }
         scene = stage.scene_with(Sender::Worker, |builder| {
-            with_server(builder, 15).expect("the older server is still there")
+            builder
+                .fetched(15)
+                .expect("the older server is still there")
         });
     }
     scene.receiver.respond("/dead", |_, _| Answer::status(400));
@@ -63,11 +64,4 @@ fn upgraded(stage: &mut Stage, version: u32) {
     scene.database.execute("CALL webhook_replay_all('dead')");
     scene.database.wait_for_status(dead, "SENT");
     stage.reconcile(scene);
-}
-
-/// A server of this version, with our library, beside the one that is tested.
-fn with_server(builder: Builder, version: u32) -> Option<Builder> {
-    let pg_config = target_directory().join(format!("postgresql-{version}/bin/pg_config"));
-    let builder = builder.version_at(&pg_config);
-    builder.filter(Builder::has_library)
 }
