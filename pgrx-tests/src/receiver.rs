@@ -125,8 +125,10 @@ impl Receiver {
 
     /// For a receiver that comes back at the port of an earlier one, or at a closed one.
     pub fn start_on(port: u16) -> Receiver {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-            .unwrap_or_else(|error| panic!("could not listen on port {port}: {error}"));
+        // An earlier receiver's socket may live on for a moment, in a process that another test is about to execute.
+        let listener = wait::until(&format!("port {port} to be free"), || {
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+        });
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             held_paths: watch::Sender::default(),
