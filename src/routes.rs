@@ -54,6 +54,10 @@ pub fn recall<T>(
     read: impl FnOnce(&[i32]) -> T,
 ) -> Option<T> {
     let generation = current_generation()?;
+    // Here the empty tenant means none; SQL refuses a tenant that is empty.
+    if tenant == Some("") {
+        return None;
+    }
     let tenant = tenant.unwrap_or_default();
     if is_too_long(tenant) || is_too_long(event_type) {
         return None;

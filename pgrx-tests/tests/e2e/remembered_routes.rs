@@ -149,3 +149,18 @@ fn an_old_snapshot_is_remembered_by_nobody() {
     transaction.commit().unwrap();
     assert_eq!(reached(&mut session), ["a"]);
 }
+
+#[test]
+fn an_empty_tenant_is_refused_by_a_session_that_has_emitted_without_one() {
+    let database = database();
+    add_paused_endpoint(&database, "a", None, &["*"]);
+    let mut session = database.connect();
+    for _ in 0..2 {
+        assert_eq!(reached(&mut session), ["a"]);
+    }
+    let refused = refusal(
+        &mut session,
+        "SELECT webhook_emit('order.created', tenant => '')",
+    );
+    assert_eq!(refused.code().code(), "22023", "{refused:?}");
+}
