@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 use webhook_e2e::directory::ServerDirectory;
 use webhook_e2e::looking::{get, role_with};
 use webhook_e2e::relay::ServiceManager;
-use webhook_e2e::{Cluster, Looking, Receiver, Relay, port, wait};
+use webhook_e2e::{Cluster, Database, Looking, Receiver, Relay, port, wait};
 use webhook_engine::allow_open_files;
 
 use super::upgrading::of_protocol;
@@ -152,11 +152,10 @@ fn assert_answers(mut client: TcpStream, of: &str) {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{of}: {answer}");
 }
 
-#[test]
-fn a_health_check_is_answered_while_a_client_holds_a_thousand_connections() {
-    const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// A relay that delivers, and open files for many connections to it.
+fn start_for_many_clients(name: &str) -> (Database, Looking) {
     let cluster = Cluster::relayed();
-    let database = cluster.database("starved");
+    let database = cluster.database(name);
     let connection = cluster.address(cluster.port(), database.name());
     let looking = Looking::start(&connection, &[]);
     wait_for(
@@ -167,6 +166,13 @@ fn a_health_check_is_answered_while_a_client_holds_a_thousand_connections() {
         ),
     );
     assert!(allow_open_files(1500).is_ok(), "files for the connections");
+    (database, looking)
+}
+
+#[test]
+fn a_health_check_is_answered_while_a_client_holds_a_thousand_connections() {
+    const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+    let (_database, looking) = start_for_many_clients("starved");
     for sent in ["", "G", "GET /healthz HTTP/1.1\r\nhost: relay\r\n"] {
         // Another client's connection stays, although it is the oldest.
         let other = connect_from(Ipv4Addr::LOCALHOST, looking.port);
@@ -186,18 +192,7 @@ fn a_health_check_is_answered_while_a_client_holds_a_thousand_connections() {
 
 #[test]
 fn a_health_check_is_answered_while_a_client_goes_on_connecting() {
-    let cluster = Cluster::relayed();
-    let database = cluster.database("flooded");
-    let connection = cluster.address(cluster.port(), database.name());
-    let looking = Looking::start(&connection, &[]);
-    wait_for(
-        looking.port,
-        (
-            200,
-            json!({"state": "delivering", "reason": null, "in_flight": 0}),
-        ),
-    );
-    assert!(allow_open_files(1500).is_ok(), "files for the connections");
+    let (_database, looking) = start_for_many_clients("flooded");
     let connect = || connect_from(Ipv4Addr::LOCALHOST, looking.port);
     let mut held = VecDeque::new();
     for _ in 0..20 {
