@@ -7,6 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::Command;
 
 use crate::cluster::Builder;
 use crate::directory::ServerDirectory;
@@ -34,6 +35,11 @@ impl Clock {
         builder
             .variable("LD_PRELOAD", &self.library.to_string_lossy())
             .variable("WEBHOOK_CLOCK", &self.offset().to_string_lossy())
+    }
+
+    pub fn of_command(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", &self.library);
+        command.env("WEBHOOK_CLOCK", self.offset());
     }
 
     /// So many seconds from the true time.

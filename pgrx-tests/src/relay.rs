@@ -36,7 +36,12 @@ impl Relay {
     /// Waits until it is connected.
     #[track_caller]
     pub fn start(path: &str, connection: &str, options: &[&str]) -> Relay {
-        let mut command = Relay::program(path);
+        Relay::start_as(Relay::program(path), connection, options)
+    }
+
+    /// The same with a [`Relay::program`] whose environment was changed.
+    #[track_caller]
+    pub fn start_as(mut command: Command, connection: &str, options: &[&str]) -> Relay {
         command.args(LOOPBACK).args(options).arg(connection);
         let relay = Relay::spawn(command);
         relay.wait_for_log("is connected to");

@@ -1,14 +1,12 @@
 //! A file system in memory that is full soon, for a part of a server's data directory.
 
 use std::ffi::CString;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 
 use crate::directory::ServerDirectory;
-use crate::process::{complete, hand_over};
+use crate::process::hand_over;
+use crate::volatile_disk::move_away;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -50,9 +48,7 @@ impl SmallDisk {
             Part::Wal => "pg_wal",
         };
         let (from, to) = (data.join(name), self.path().join(name));
-        complete(Command::new("cp").arg("-a").arg(&from).arg(&to));
-        fs::remove_dir_all(&from).expect("it is a directory of ours");
-        symlink(&to, &from).expect("a link can be made");
+        move_away(&from, &to);
     }
 }
 

@@ -12,6 +12,7 @@ mod models;
 mod named;
 mod operated;
 mod peers;
+mod power;
 mod prepared;
 mod relays;
 mod settings;
@@ -120,6 +121,11 @@ pub const CASES: &[Case] = &[
     case("crash by another backend under load", "", stopped::crash),
     case("postmaster killed under load", "", stopped::postmaster),
     case(
+        "power lost under load, pages torn",
+        "what was not synced is gone, and pages that changed since a checkpoint are half written; the server has fsync on",
+        power::lost,
+    ),
+    case(
         "each table locked in turn",
         "nothing is repeated",
         locked::each_table,
@@ -138,6 +144,11 @@ pub const CASES: &[Case] = &[
         "DDL under load",
         "each command succeeds; nothing is repeated",
         maintained::ddl,
+    ),
+    case(
+        "crash in DROP EXTENSION",
+        "the extension and its rows are as before",
+        maintained::dropped,
     ),
     case(
         "a snapshot held for five minutes under load",
@@ -217,6 +228,11 @@ pub const CASES: &[Case] = &[
         upgraded::to_18,
     ),
     case(
+        "upgrade of the extension in the middle of faults",
+        "the upgrade that a crash interrupts leaves nothing; the next one succeeds",
+        upgraded::during_faults,
+    ),
+    case(
         "receivers that reset, hang up and refuse",
         "",
         peers::faults,
@@ -236,6 +252,11 @@ pub const CASES: &[Case] = &[
         "stale keep-alive connections",
         "they cost no attempt; nothing is repeated",
         peers::stale,
+    ),
+    case(
+        "TLS handshakes that are slow, break off or hang",
+        "other endpoints get theirs at the same time",
+        peers::slow_handshakes,
     ),
     case(
         "names that hang, lie and change",
@@ -276,5 +297,10 @@ pub const CASES: &[Case] = &[
         "wall clock that makes a backlog due at once",
         "requests in flight and in a second are as many as the endpoint bears, by the receiver's clock; nothing is repeated",
         time::floods,
+    ),
+    case(
+        "relay whose clock is wrong and jumps",
+        "nothing is repeated",
+        time::skewed_relay,
     ),
 ];

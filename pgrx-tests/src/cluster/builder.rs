@@ -10,6 +10,7 @@ use crate::directory::{ServerDirectory, target_directory};
 use crate::own_scripts::Installation;
 use crate::process::{complete, unprivileged};
 use crate::small_disk::{Part, SmallDisk};
+use crate::volatile_disk::move_away;
 use crate::{pg_config, port};
 
 const SUPERUSER: &str = "postgres";
@@ -25,6 +26,7 @@ pub struct Builder {
     environment: Vec<(String, String)>,
     preload: bool,
     small_disk: Option<(Part, SmallDisk)>,
+    disk: Option<PathBuf>,
 }
 
 impl Cluster {
@@ -38,6 +40,7 @@ impl Cluster {
             environment: Vec::new(),
             preload: true,
             small_disk: None,
+            disk: None,
         }
     }
 }
@@ -68,6 +71,12 @@ impl Builder {
 
     pub fn on_small_disk(mut self, part: Part, disk: SmallDisk) -> Builder {
         self.small_disk = Some((part, disk));
+        self
+    }
+
+    /// Keeps all of the data in a directory of a disk that outlives the server.
+    pub fn data_on(mut self, disk: &Path) -> Builder {
+        self.disk = Some(disk.join("data"));
         self
     }
 
@@ -192,6 +201,9 @@ impl Builder {
             small_disk: None,
         };
         make_data_directory(&mut cluster);
+        if let Some(place) = self.disk {
+            move_away(&cluster.data_directory(), &place);
+        }
         if let Some((part, disk)) = self.small_disk {
             disk.take(&cluster.data_directory(), part);
             cluster.small_disk = Some(disk);

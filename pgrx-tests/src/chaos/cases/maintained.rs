@@ -3,8 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use postgres::Client;
+
 use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};
+use crate::wait;
 
 pub fn rewritten(stage: &mut Stage) {
     let mut scene = stage.scene(Sender::Worker);
@@ -36,6 +39,68 @@ pub fn ddl(stage: &mut Stage) {
     ];
     run_each(stage, &mut scene, commands.map(str::to_owned).to_vec());
     stage.reconcile(scene);
+}
+
+/// The session or the server dies before DROP EXTENSION is committed: the extension and all of its rows stay.
+pub fn dropped(stage: &mut Stage) {
+    const DEATHS: usize = 4;
+    let mut scene = stage.scene(Sender::Worker);
+    scene.begin_load();
+    for death in 0..DEATHS {
+        let more = 1 + scene.random.below(scene.size() / DEATHS);
+        scene.wait_for_requests(more);
+        scene.disturb();
+        scene.lose_sender();
+        // The last one is killed while it drops.
+        let mut session = match death {
+            3 => scene.connect(),
+            _ => drop_uncommitted(&scene),
+        };
+        let pid: i32 = session
+            .query_one("SELECT pg_backend_pid()", &[])
+            .expect("the session is open")
+            .get(0);
+        match death {
+            0 => scene.crash_by(pid),
+            1 => {
+                scene.cluster.kill_immediately();
+                scene.cluster.start_server();
+            }
+            2 => {
+                scene.cluster.lose_postmaster();
+                scene.cluster.start_server();
+            }
+            _ => thread::scope(|scope| {
+                scope.spawn(move || session.batch_execute(DROP));
+                wait_for_first_lock(&scene, pid);
+                scene.crash_by(pid);
+            }),
+        }
+        scene.mend();
+    }
+    scene.wait_for_requests(scene.size() / DEATHS);
+    stage.reconcile(scene);
+}
+
+const DROP: &str = "BEGIN; DROP EXTENSION webhook CASCADE";
+
+/// Returns the session whose transaction has dropped it. It may lose a deadlock to the emitters.
+fn drop_uncommitted(scene: &Scene) -> Client {
+    wait::until("the extension to be dropped", || {
+        let mut session = scene.connect();
+        session.batch_execute(DROP).map(|()| session)
+    })
+}
+
+/// Or for its end: a deadlock with the emitters may end it.
+fn wait_for_first_lock(scene: &Scene, pid: i32) {
+    let mut session = scene.maintenance();
+    let is_dropping = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND mode = 'AccessExclusiveLock')
+                           OR NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active')";
+    wait::until_true("DROP EXTENSION to have begun", || {
+        let row = session.query_one(is_dropping, &[&pid]);
+        row.expect("the server runs").get(0)
+    });
 }
 
 /// Runs each command, in an order that the seed chooses; in a test only five of them.

@@ -1,13 +1,16 @@
 //! Receivers that misbehave, beside receivers that do not.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::chaos::Stage;
 use crate::chaos::scene::{MAX_IN_FLIGHT, Scene, Sender};
 use crate::raw_receiver::reset_when_closed;
 use crate::receiver::Answer;
+use crate::tls_terminator::TlsTerminator;
 use crate::{RawReceiver, Receiver, TcpProxy, wait};
 
 /// One endpoint answers with errors for a while, another is reached at a port that resets and then at none; the third
@@ -140,6 +143,54 @@ pub fn stale(stage: &mut Stage) {
     scene.wait_for_requests(scene.size() / TIMES);
     let failed: i64 = (scene.database).query_one_value("SELECT count(*) FROM webhook.attempt");
     assert_eq!(failed, 0, "stale connections have cost attempts");
+    stage.reconcile(scene);
+}
+
+/// TLS handshakes that take a second, break off, or never end. The other endpoints get their events at the same time.
+pub fn slow_handshakes(stage: &mut Stage) {
+    const SLOW: Duration = Duration::from_millis(250);
+    const CUTS: usize = 5;
+    let mut scene = stage.scene(Sender::Worker);
+    let terminator = TlsTerminator::to(scene.receiver.port());
+    let authorities = scene.cluster.data_directory().join("receivers.pem");
+    fs::write(authorities, terminator.certificate()).expect("the directory is ours");
+    scene.execute_anywhere("ALTER SYSTEM SET webhook.ca_file = 'receivers.pem'");
+    scene.database.execute(
+        "SELECT webhook_copy_policy('persistent', 'impatient');
+         UPDATE webhook.policy SET connect_timeout = '2 s' WHERE name = 'impatient';
+         SELECT webhook_set_endpoint('n2', policy => 'impatient')",
+    );
+    let proxy = TcpProxy::to(terminator.port());
+    scene.direct("n2", &format!("https://127.0.0.1:{}/2", proxy.port()));
+    scene.begin_load();
+    scene.receiver.wait_for_requests_to("/2", 1);
+
+    proxy.delay(SLOW);
+    for _ in 0..CUTS {
+        // Handshakes break off, and requests that have arrived get no answer.
+        scene.allow_repetition(MAX_IN_FLIGHT);
+        proxy.cut();
+        let arrived = scene.receiver.requests_to("/2").len();
+        scene.receiver.wait_for_requests_to("/2", arrived + 1);
+    }
+    proxy.delay(Duration::ZERO);
+    proxy.cut();
+    proxy.swallow();
+    // Requests have arrived already, and their answers are lost.
+    scene.allow_repetition(MAX_IN_FLIGHT);
+    let others = scene.receiver.requests_to("/0").len();
+    scene
+        .database
+        .wait_until("SELECT count(*) >= 3 FROM webhook.attempt WHERE reason = 'timeout'");
+    assert!(
+        scene.receiver.requests_to("/0").len() > others,
+        "others waited for a handshake"
+    );
+    proxy.stop_swallowing();
+    proxy.cut();
+    scene.mend();
+    let arrived = scene.receiver.requests_to("/2").len();
+    scene.receiver.wait_for_requests_to("/2", arrived + 1);
     stage.reconcile(scene);
 }
 

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::chaos::Stage;
 use crate::chaos::scene::{Scene, Sender};
 use crate::clock::Clock;
+use crate::host::relay_program;
 use crate::raw_receiver::RawReceiver;
+use crate::relay::Relay;
 use crate::wait;
 
 const HOUR: i64 = 3600;
@@ -29,6 +31,30 @@ pub fn jumps(stage: &mut Stage) {
         scene.clients.stop();
         scene.wait_until_settled();
     }
+    stage.reconcile(scene);
+}
+
+/// A relay whose clock is not the database's, and jumps.
+pub fn skewed_relay(stage: &mut Stage) {
+    let clock = Clock::make();
+    let mut scene = stage.scene(Sender::Relay);
+    let relay = scene.relay.take().expect("a relay delivers");
+    relay.terminate();
+    relay.wait();
+    clock.set(2 * HOUR);
+    let mut program = Relay::program(&relay_program());
+    clock.of_command(&mut program);
+    let connection = scene
+        .cluster
+        .address(scene.cluster.port(), scene.database.name());
+    scene.relay = Some(Relay::start_as(program, &connection, &[]));
+    scene.begin_load();
+    for step in [-HOUR, 24 * HOUR, 0] {
+        scene.wait_for_requests(scene.size() / 3);
+        scene.strike();
+        clock.set(step);
+    }
+    scene.wait_for_requests(scene.size() / 3);
     stage.reconcile(scene);
 }
 

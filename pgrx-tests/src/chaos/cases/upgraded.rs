@@ -1,10 +1,14 @@
-//! pg_upgrade of a server that has endpoints, a queue and dead letters.
+//! Upgrades of the server and of the extension, with endpoints, a queue and dead letters.
+
+use std::thread;
+use std::time::Duration;
 
 use crate::chaos::Stage;
 use crate::chaos::scene::Sender;
 use crate::cluster::Cluster;
-use crate::pg_config;
 use crate::receiver::Answer;
+use crate::scripts::{LATER, VERSION, later_upgrade};
+use crate::{RawReceiver, pg_config, wait};
 
 pub fn to_17(stage: &mut Stage) {
     upgraded(stage, 17);
@@ -63,5 +67,55 @@ fn upgraded(stage: &mut Stage, version: u32) {
     scene.receiver.respond("/dead", |_, _| Answer::status(200));
     scene.database.execute("CALL webhook_replay_all('dead')");
     scene.database.wait_for_status(dead, "SENT");
+    stage.reconcile(scene);
+}
+
+/// ALTER EXTENSION .. UPDATE while one endpoint fails and another hangs up, with a server that crashes in the middle of
+/// it and right after it.
+pub fn during_faults(stage: &mut Stage) {
+    let script = format!("webhook--{VERSION}--{LATER}.sql");
+    let mut scene = stage.scene_with(Sender::Worker, |builder| {
+        builder.script(&script, &later_upgrade())
+    });
+    scene.receiver.respond("/1", |_, number| match number % 3 {
+        0 => Answer::status(503),
+        _ => Answer::status(200),
+    });
+    let resetting = RawReceiver::resetting();
+    scene.direct("n2", &resetting.url());
+    scene.begin_load();
+    scene.wait_for_requests(scene.size() / 3);
+    scene.disturb();
+    scene.lose_sender();
+    let upgrade = format!("ALTER EXTENSION webhook UPDATE TO '{LATER}'");
+    let mut session = scene.connect();
+    let pid: i32 = session
+        .query_one("SELECT pg_backend_pid()", &[])
+        .expect("the session is open")
+        .get(0);
+    thread::scope(|scope| {
+        let interrupted = upgrade.clone();
+        scope.spawn(move || session.batch_execute(&interrupted));
+        scene.database.wait_until(&format!(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND query LIKE 'ALTER EXTENSION%')"
+        ));
+        scene.crash_by(pid);
+    });
+    // It waits for a lock for a minute at most, and may lose a deadlock.
+    wait::until_within(Duration::from_secs(60), "the upgrade", || {
+        scene.connect().batch_execute(&upgrade)
+    });
+    scene.kill_sender();
+    scene.mend();
+    let version: String = (scene.database)
+        .query_one_value("SELECT extversion FROM pg_extension WHERE extname = 'webhook'");
+    assert_eq!(version, LATER);
+    scene.receiver.respond("/1", |_, _| Answer::status(200));
+    scene.direct("n2", &scene.receiver.url("/2"));
+    scene.wait_for_requests(scene.size() / 3);
+    // Each refusal is followed by one more request.
+    let refused: i64 = (scene.database)
+        .query_one_value("SELECT count(*) FROM webhook.attempt WHERE status_code = 503");
+    scene.allow_repetition(usize::try_from(refused).expect("a count"));
     stage.reconcile(scene);
 }
